@@ -42,6 +42,7 @@ def size_kv_cache(
     free_now = free_bytes() - reserved_bytes
     memory = MeasuredMemory(free_at_start, free_now, config.memory.memory_utilization)
     num_blocks = blocks_for(config, pool, memory, block_bytes)
+    # what was recorded has the addresses of the blocks that go now
     for forward in forwards:
         forward.release()
     runner.device.return_free_memory()

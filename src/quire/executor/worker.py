@@ -195,6 +195,7 @@ class Worker(WeightMethods):
         if self.model_runner.media is not None:
             self.model_runner.media.clear()
         if WEIGHTS in tags:
+            # first: a snapshot that is being written reads the memory that is given up
             self.weights.released()
         self._residence.release(tags, keep_weights=keep_weights)
 
@@ -220,6 +221,7 @@ class Worker(WeightMethods):
             self.launch = self._launch
             return self._launch(plan, *given, **named)
 
+        # instead of a look in every step, which nearly no engine needs
         self.launch = launch
 
     def reload_weights(

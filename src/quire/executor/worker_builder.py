@@ -101,6 +101,7 @@ def build_worker(
     support = _adapter_support(config)
     network = read_draft_network(config)
     room = None if support is None else support.room
+    # the files are those of whole models
     stored = None if stage is not None else stored_weights(config, platform, exchange, group)
     load = make_loader(config, platform, exchange, group, room, network, stored, stage)
     files = model_files(config)
@@ -137,6 +138,7 @@ def build_worker(
     if draft is not None:
         residents.append(LoadedModel(draft.model, draft.load))
         forwards += draft.forwards
+    # before memory is measured: the workspaces of the largest steps have to be in it
     if not platform.is_host:
         _warm_up(config, runner)
     if config.memory.measures_memory:

@@ -39,6 +39,7 @@ class WorkerThreads:
         wait(futures)
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
+            # only now: no thread is in it any more
             self._exchange.reset()
             raise _cause(errors)
         return [future.result() for future in futures]

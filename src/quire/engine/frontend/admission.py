@@ -44,6 +44,7 @@ class FadingCount:
     def rate(self, now: float) -> float:
         """Events per second; a steady stream's count is its rate times the mean lifetime."""
         mean_life_s = self._half_life_s / math.log(2)
+        # while the count is young it covers less than a mean lifetime
         known_s = mean_life_s * -math.expm1(-(now - self._since) / mean_life_s)
         return self.at(now) / max(known_s, 1e-3)
 
@@ -96,6 +97,8 @@ class Admission:
                 retry_after_s=self._hint_s(1, others.ended_per_s),
             )
         if self._neighbours is not None:
+            # before the request is registered: a neighbour that checks at the same moment counts it
+            # already
             self._neighbours.tell(num_requests=outputs.num_unfinished + num_completions)
 
     def note_ended(self, num_completions: int) -> None:
@@ -117,6 +120,7 @@ class Admission:
         wanted = num_completions + self._refused.at(now)
         self._refused.add(1, now)
         rate = self._ended.rate(now) + ended_per_s
+        # nothing has ended lately, so nothing can be foretold
         if rate * _MOST_HINT_S < 1:
             return 1.0
         return min(_MOST_HINT_S, max(_LEAST_HINT_S, wanted / rate))

@@ -25,9 +25,12 @@ class CustomParams:
         for processor in self._processors:
             try:
                 processor.validate_params(params)
+            # before the next clause: a RequestError is a ValueError, too, and says more than its
+            # text
             except RequestError:
                 raise
             except ValueError as error:
                 raise RequestError(text_of(error), parameter="extra_args") from error
+            # the code of a user's processor may raise anything, which must end this request alone
             except BaseException as error:
                 raise contained(error) from error

@@ -108,5 +108,7 @@ class EngineAttributes(HasCounterparts):
 
     def __del__(self) -> None:
         """End the cores of an engine that nothing refers to any more."""
+        # an engine whose start has failed has no front end; while the interpreter ends, the modules
+        # that a shutdown needs may be gone
         if "front_end" in vars(self) and not sys.is_finalizing():
             self.front_end.shutdown()

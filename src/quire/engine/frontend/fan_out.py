@@ -19,6 +19,7 @@ def fan_out(request: EngineCoreRequest, params: SamplingParams) -> list[EngineCo
     if params.scores_prompt:
         others.prompt_logprobs = others.prompt_logprob_token_ids = None
         others.prompt_logprob_start = None
+        # it was set for the scores: without them the others may read the blocks of the first
         others.skip_reading_prefix_cache = False
     return [
         msgspec.structs.replace(

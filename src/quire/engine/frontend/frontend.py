@@ -167,6 +167,7 @@ class FrontEnd(Generic[Client]):
             if request.media is not None and group.mailbox is not None:
                 group.mailbox.survives = all(map(self.client.survives, group.handles))
         except BaseException:
+            # of several completions some may be in the core already
             self.abort([group.internal_id], internal=True)
             raise
         return group
@@ -211,6 +212,7 @@ class FrontEnd(Generic[Client]):
             external_req_id=opened.external_req_id,
             seed=opened.seed,
         )
+        # it may have been aborted before its first part came
         if not self.outputs.is_unfinished(group):
             return
         group.prompt, group.prompt_token_ids = text, request.prompt_token_ids
@@ -223,6 +225,7 @@ class FrontEnd(Generic[Client]):
         """The handle of the next request, and its two names."""
         name, handle = checks.text("request_id", request_id), self._next_handle
         return {
+            # callers may use one id for several requests at a time; the handle tells these apart
             "handle": handle, "request_id": f"{name}-{handle:08x}", "external_req_id": name,
         }  # fmt: skip
 

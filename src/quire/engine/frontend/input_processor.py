@@ -471,6 +471,7 @@ class GenerationInputs:
             allowed = "it cannot be used with a prompt whose parts are still to come"
             raise InvalidParameter("trace_decode_token_ids", own.trace_decode_token_ids, allowed)
         self._complete_form(own, [])
+        # the parts that are still to come have one token at least
         own.limit_output(self._limits.max_model_len - 1)
         return EngineCoreRequest(params=own, seed=self._seed_of(own), **known)
 
@@ -486,6 +487,7 @@ class GenerationInputs:
         own.check_for_model(vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         eos = None if self._tokenizer is None else self._tokenizer.eos_token_id
         own.update_from_generation_config({"eos_token_id": list(limits.eos_token_ids)}, eos)
+        # after the stop tokens of the model have joined those of the request
         _check_allowed_ids(own)
         if self._custom is not None:
             self._custom.check(own)
@@ -597,6 +599,7 @@ class GenerationInputs:
             token_ids = encode_prompt(self._tokenizer, parsed.text or "", tokenization_kwargs)
         elif cut is not None:
             token_ids = cut.of(token_ids)
+        # before the ids are looked at one by one, of which there may be any number
         if len(token_ids) >= self._limits.max_model_len:
             raise PromptTooLong(len(token_ids), self._limits.max_model_len)
         checks.prompt_ids(token_ids, parsed.text, self._limits.vocab_size)

@@ -133,6 +133,7 @@ class OutputProcessor(HasCounterparts):
         ended = {finished.handle: finished for finished in outputs.finished}
         position = 0
         version = outputs.weight_version
+        # nearly all engines never change their weights, and their outputs name no version
         is_first = version == FIRST_VERSION
         for handle, ids in _rows(outputs):
             state = self._states.get(handle)
@@ -143,6 +144,7 @@ class OutputProcessor(HasCounterparts):
                 if stats is not None and state.times is not None:
                     note_tokens(stats, state.times, len(ids), outputs.timestamp)
                 self._advance(state, ids, end, frame, position, processed)
+            # also for requests that have ended here: the columns still have their tokens
             position += len(ids)
         for end in ended.values():
             state = self._states.get(end.handle)
@@ -336,6 +338,7 @@ class OutputProcessor(HasCounterparts):
         group = state.group
         if state.times is not None:
             index = state.engine_index
+            # an abort comes between the steps, which have made none then
             if index not in processed.stats:
                 processed.stats[index] = IterationStats(time.time())
             _note_end(processed.stats[index], state, end)

@@ -96,6 +96,7 @@ class RequestOutputCollector(HasCounterparts):
         news = self._news
         while news:
             completion = news.pop(next(iter(news)))
+            # the last output of one that has ended was put, and has everything
             part = None if completion.is_ended else completion.news()
             if output is None:
                 output = part
@@ -130,6 +131,7 @@ class RequestOutputCollector(HasCounterparts):
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
+        # a consumer that was cancelled leaves a waiter that is done
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -185,6 +187,7 @@ async def merged(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, Reques
         async for output in streams[0]:
             yield 0, output
         return
+    # bounded: what a slow caller does not fetch stays in the mailboxes, which merge it
     queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(
         len(streams)
     )

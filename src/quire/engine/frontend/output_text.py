@@ -32,6 +32,7 @@ class OutputText:
         self.token_ids: list[int] = []
         self._detokenizer = detokenizer
         self._finder = StopStringFinder(params.stop) if params.stop else None
+        # text that may become a stop string is held back only where that is left out
         self._may_come = () if params.include_stop_str_in_output else tuple(params.stop or ())
         self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens

@@ -167,6 +167,7 @@ class RequestState:
         token_ids = self.text.token_ids
         before = len(token_ids)
         stop = self.text.feed(ids, ends_request)
+        # ids after a stop string were dropped, and so are their logprobs
         for place in range(before, len(token_ids)):
             context = token_ids[max(0, place - MAX_CONTEXT) : place]
             self.logprobs.add(frame, frame.at[position + place - before], context)
@@ -264,9 +265,11 @@ def note_tokens(
     last = times.last_token_ts
     if times.num_generation_tokens:
         gap = now - last
+        # requests that were in the same two steps have equal gaps: there are few entries
         stats.num_by_gap[gap] = stats.num_by_gap.get(gap, 0) + 1
     else:
         times.first_token_ts = now
+        # callers may give a time of arrival, and the wall clock may be set back
         times.first_token_latency = max(0.0, stats.iteration_timestamp - times.arrival_time)
         stats.time_to_first_tokens_iter.append(times.first_token_latency)
     times.num_generation_tokens += num_tokens

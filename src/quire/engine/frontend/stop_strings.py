@@ -42,6 +42,7 @@ class StopStringFinder:
         window = tail + text
         best: tuple[str, int, int] | None = None
         for stop in self._stops:
+            # from where a match would end within the new text: earlier ones were not found before
             start = window.find(stop, max(0, len(tail) + 1 - len(stop)))
             if start >= 0 and (best is None or start + len(stop) < best[2]):
                 best = (stop, start, start + len(stop))

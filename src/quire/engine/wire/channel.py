@@ -107,6 +107,7 @@ class Channel(asyncio.Protocol):
 
     async def wait_closed(self) -> None:
         """Return when the channel is closed."""
+        # one waiter that is cancelled must not cancel the future of all
         await asyncio.shield(self._closed)
 
     # what asyncio calls
@@ -158,12 +159,14 @@ class Channel(asyncio.Protocol):
             return None
         lengths = struct.unpack_from(f"<{count}I", buffer, _HEAD.size)
         end = start + sum(lengths)
+        # before the bytes are waited for: a wrong length must not fill the memory
         if end > MOST_BYTES:
             raise BadMessage("message too large")
         if len(buffer) < end:
             return None
         frames = []
         for length in lengths:
+            # copies, since a buffer with views on it cannot be shortened
             frames.append(bytes(buffer[start : start + length]))
             start += length
         del buffer[:end]

@@ -138,6 +138,7 @@ class _Fields:
                 kind.check(values[at], path + own)
 
     def _has_nan(self, values: tuple[Any, ...]) -> bool:
+        # one NaN makes the whole sum NaN, and a sum is faster than a look at each
         total = sum([values[at] for at in self._numbers])
         return bool(total != total)  # or infinities, which the single fields may have
 

@@ -50,6 +50,7 @@ class Root:
     def __call__(self) -> str | None:
         with self._lock:
             if not self._is_known:
+                # also after a failure, which the next call would only repeat
                 self._is_known = True
                 try:
                     self._name = self._make()
@@ -93,6 +94,7 @@ class ConnectedWorker:
         connector.handle_preemptions(metadata)
         connector.bind_connector_metadata(metadata)
         connector.start_load_kv(self._context)
+        # all layers before the step: a recorded step calls no hooks between its layers
         for name in self._layers:
             connector.wait_for_layer_load(name)
         return connector.get_block_ids_with_load_errors()

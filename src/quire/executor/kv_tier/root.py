@@ -70,6 +70,7 @@ class RootParts:
             if not _is_of(entry, identity):
                 entry, has_new = (identity, _digest(path)), True
                 known[str(path)] = entry
+            # after the file was read: one that was changed meanwhile counts as changed
             if _identity(path) != identity:
                 return None
             digests.append((path.name, entry[1]))

@@ -106,6 +106,8 @@ class OtherMachines:
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = _FAREWELL_MS
+        # a machine that connects again may be faster than the end of its old connection, which has
+        # its name
         self._socket.router_handover = True
         close_to_strangers(self._socket, keys)
         try:
@@ -115,6 +117,7 @@ class OtherMachines:
             allowed = f"the first machine cannot listen there: {error}"
             hint = "Give an address of that machine, and a port that is free."
             raise InvalidParameter("master_addr", f"{address}:{port}", allowed, hint) from error
+        # a socket of ZeroMQ belongs to one thread; others wake that one by this pair
         self._woken, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
         self._thread.start()
@@ -217,6 +220,7 @@ class OtherMachines:
         for process, message in waiting:
             if process.node_rank in self._lives:
                 self._post(self._identity(process.node_rank), message)
+            # a machine that is not there has no rank to end
             elif isinstance(message, StartRank):
                 with self._lock:
                     self._waiting.append((process, message))

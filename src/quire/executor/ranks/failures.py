@@ -66,6 +66,7 @@ def known_error(kind_name: str, text: str) -> EngineError | None:
     kind = vars(errors).get(kind_name)
     if not (isinstance(kind, type) and issubclass(kind, EngineError)):
         return None
+    # the constructors of these classes take other arguments than a text
     error = kind.__new__(kind)
     Exception.__init__(error, text)
     return error

@@ -173,6 +173,7 @@ class ExternalLauncherExecutor(LocalWorkers):
             stages.send(step.hidden)
             return step
         except Exception as error:
+            # the next stage waits for states
             if not is_sent:
                 stages.send_failure()
             if not is_launched:

@@ -56,6 +56,7 @@ class RankLink:
         left = framed(frames)
         while left:
             try:
+                # a part at a time: the system takes no more than 1,024 buffers in a call
                 sent = self._socket.sendmsg(left[:64])
             except BlockingIOError:
                 self._wait_to_send()
@@ -103,6 +104,7 @@ class RankLink:
                 raise EOFError("the other end of the link is closed")
             self._received += data
             self._split()
+            # the socket was emptied, which spares the call that would say so
             if len(data) < _READ_BYTES:
                 return
 

@@ -107,5 +107,7 @@ class LocalRanks(RankProcesses):
             for child, start in zip(self.children, starts, strict=True):
                 child.start(start)
         finally:
+            # the children have their own copies: an end that stayed open here would hide their
+            # death
             for end in ends:
                 end.close()

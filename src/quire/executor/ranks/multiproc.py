@@ -112,6 +112,8 @@ class MultiprocExecutor:
         self._require_alive()
         self._drop_launched()
         step = RemoteStep(self, plan)
+        # a step of the same rows goes on from where an earlier one leaves them, so the end of that
+        # one has to be known
         while any(not step.rows.isdisjoint(other.rows) for other in self._flying):
             self._end_oldest()
         if any(not step.rows.isdisjoint(other.rows) for other in self._fallen):
@@ -242,6 +244,7 @@ class MultiprocExecutor:
             self._settled[each.serial] = False
             error = cause_of(failures[each.serial])
             if isinstance(error, RankFailure) and error.is_of_another:
+                # its changes of rows were made when it ran first
                 each.plan = msgspec.structs.replace(each.plan, removed=[], added=[], new_blocks=[])
                 self._send_launch(each)
                 self._send_sample(each, each.mask)
@@ -271,6 +274,7 @@ class MultiprocExecutor:
             self._awaited_tokens = None
         self._processes.reset()
         self._num_aborts += 1
+        # each rank rejoins before its next task, so one task has all of them do it now
         if self._processes.ranks_rejoin:
             self._call_all(_SYNC, (), {}, {}, {})
 
@@ -429,6 +433,7 @@ class MultiprocExecutor:
             if self._is_closed:
                 return
             self._is_closed = True
+        # first: that processes end is not a failure any more
         self._watch.close()
         self._processes.close()
 

@@ -51,6 +51,7 @@ class NetworkRanks(RankProcesses):
         super().__init__(mesh)
         self._signs = [RankSigns(0, 0) for _ in self.titles]
         self._connections: list[socket.socket] = []
+        # the core only hosts the store, and waits for nobody there
         self._store = distributed.TCPStore(  # type: ignore[attr-defined]
             address, 0, None, True, wait_for_workers=False
         )

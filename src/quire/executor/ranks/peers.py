@@ -43,6 +43,7 @@ class Peers:
 
     def require_same(self, plan: StepPlan) -> None:
         """Raise EngineDeadError where the processes are about to run different steps."""
+        # seven bytes, which fit the int64 that processes exchange whatever its sign
         digest = hashlib.blake2b(to_msgpack(_shape(plan)), digest_size=7).digest()
         found = self.numbers(int.from_bytes(digest, "little"))
         if any(each != found[0] for each in found):

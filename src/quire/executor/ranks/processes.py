@@ -69,6 +69,7 @@ class RankProcesses:
 
     def close(self) -> None:
         """Have all ranks end, and kill those that do not. Idempotent."""
+        # one deadline for all: many ranks take no longer than one
         deadline = time.monotonic() + _END_S
         for link in (*self.links, *self.asides):
             link.close()

@@ -37,6 +37,7 @@ def run_rank(
     worker is built. Raises what keeps it from serving.
     """
     signs = open_signs(start)
+    # before the worker is built, which may take minutes
     threading.Thread(target=_give_signs, args=(pipe, signs), name="signs", daemon=True).start()
     serve_rank(start, config, signs, on_ready)
 

@@ -34,6 +34,7 @@ class StageLinks:
             raise ExchangeAborted("an earlier stage has failed")
         if kind == _NOTHING:
             return None
+        # copied into memory that may be written, which torch asks for
         return torch.frombuffer(bytearray(data), dtype=self._dtype).view(-1, width)
 
     def send(self, states: Tensor | None) -> None:

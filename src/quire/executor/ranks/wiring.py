@@ -113,6 +113,7 @@ def _inherited(fd: int) -> RankLink | None:
     if fd < 0:
         return None
     found = socket.socket(fileno=fd)
+    # a program that this rank starts would keep the link open after the rank's end
     found.set_inheritable(False)
     return RankLink(found)
 

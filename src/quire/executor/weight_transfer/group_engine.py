@@ -112,6 +112,7 @@ class GroupTransferEngine(WeightTransferEngine):
         """Memory for what comes next. What is larger than is kept is of one use."""
         kept = self._buffer
         if kept is None or len(kept) < nbytes:
+            # let go of first: there may be no room for both
             kept = self._buffer = None
             kept = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
             if nbytes <= _MOST_KEPT:

@@ -104,6 +104,7 @@ class Snapshots:
         """Remove the files of programs that have ended."""
         for path in self._folder.glob("*" + _END):
             match = _TOKEN.match(path.name)
+            # tokens begin with the process id of the program that gave them
             if match is not None and not Path(f"/proc/{match[1]}").exists():
                 path.unlink(missing_ok=True)
 
