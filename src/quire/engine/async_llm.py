@@ -339,6 +339,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
                 logger.info("Request %s failed: %s", request_id, error)
             raise
         except InputStreamError as error:
+            # the fault of the caller's own stream
             raise error.cause from None
         except Exception as error:
             logger.exception("Request %s failed in the front end.", request_id)
@@ -568,6 +569,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         """
         deadline = time.monotonic() + (0.0 if timeout is None else _seconds("timeout", timeout))
         if self._error is None:
+            # the event loop stands still meanwhile, so outputs are taken here
             self._drain(deadline)
         if self._handler is not None:
             self._handler.cancel()
@@ -584,6 +586,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         super().__del__()
         handler = vars(self).get("_handler")
         if handler is not None and not handler.done() and not handler.get_loop().is_closed():
+            # garbage is collected in any thread
             handler.get_loop().call_soon_threadsafe(handler.cancel)
 
     def _drain(self, deadline: float) -> None:
@@ -677,6 +680,7 @@ async def _handle_outputs(
             if (own := engine()) is None:
                 return
             own._take_in(step)
+            # nothing here keeps the engine alive while the next step is awaited
             del own
             num_rows += len(step.handles) + len(step.parts)
             if num_rows >= SLICE_ROWS:

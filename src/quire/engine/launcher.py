@@ -92,6 +92,7 @@ def _start_cores(
     is_log_aggregated: bool,
 ) -> tuple[EnginePlan, StatsOptions, C]:
     """The plan, what is logged of it, and the client of its cores, which are starting."""
+    # before the plan is made: the process imports meanwhile
     first = ChildProcess(CORE_PROGRAM)
     try:
         if isinstance(args, EnginePlan):

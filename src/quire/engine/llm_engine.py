@@ -157,6 +157,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
         ready, self._ready = self._ready, []
         if self.front_end.next_deadline is not None:
             ready += self.front_end.expire(time.monotonic()).outputs
+        # what is there is given out before a step is waited for
         if ready or not self.has_unfinished_requests():
             return ready
         outputs = self.front_end.take_in(self.front_end.client.get_output()).outputs

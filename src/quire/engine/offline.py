@@ -124,6 +124,7 @@ class OfflineRequests:
     def _add(self, batch: OfflineBatch, work: _Work, use_tqdm: bool | Callable[..., Any]) -> None:
         """Queue the prompts one by one, and note their ids."""
         each = batch.each()
+        # before anything is queued: an adapter that cannot be used is the fault of the whole call
         for adapter in batch.adapters():
             self._engine.check_lora(adapter)
         with (
@@ -269,6 +270,7 @@ class DeferredInterrupt:
 
     def __enter__(self) -> Self:
         is_main = threading.current_thread() is threading.main_thread()
+        # a program's own handler stays; others than the main thread have none
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._before = signal.signal(signal.SIGINT, self._note)
         return self

@@ -146,6 +146,7 @@ class BlockingWeightMethods(WeightVerbs, BlockingFace):
         outputs. Raises WeightMismatch where a weight is missing a part; then the update is over.
         """
         try:
+            # two calls: no core uses the new weights before all of them have come to every core
             self._prepare_weight_update()
         except Exception as error:
             self._give_up(error)
@@ -183,6 +184,7 @@ class AwaitedWeightMethods(WeightVerbs, AwaitedFace):
         outputs. Raises WeightMismatch where a weight is missing a part; then the update is over.
         """
         try:
+            # two calls, as in `BlockingWeightMethods`
             await self._prepare_weight_update()
         except Exception as error:
             await self._abandon_weight_update(str(error) or type(error).__name__)

@@ -167,11 +167,14 @@ class DPCoordinatorProc:
         self, kind: int, endpoint: str, fd: int | None = None, keys: ClusterKeys | None = None
     ) -> zmq.Socket[bytes]:
         found = self._context.socket(kind)
+        # no message may be dropped: a lost report would leave a wave without an end
         found.set_hwm(0)
         found.linger = 0
         if kind == zmq.XPUB:
+            # each core's subscription is passed on, and its end, which say who listens
             found.xpub_verboser = True
         if fd is not None:
+            # a socket that the front end holds: a restarted coordinator has the same port
             found.setsockopt(zmq.USE_FD, fd)
         if keys is not None:
             close_to_strangers(found, keys)

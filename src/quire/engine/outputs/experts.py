@@ -30,6 +30,7 @@ class OutputExperts(KeptPart):
         end = first + len(values)
         known = 0 if self._values is None else len(self._values)
         if self._values is None or end > known:
+            # doubled, so that a long output is not copied in every step
             grown = np.zeros((max(end, 2 * known), *values.shape[1:]), dtype=values.dtype)
             if self._values is not None:
                 grown[:known] = self._values

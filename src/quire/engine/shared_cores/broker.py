@@ -221,6 +221,7 @@ class CoreBroker:
                 continue
             for end in part.finished:
                 server.live.pop(end.handle, None)
+            # whole steps are counted above, once for all servers
             part.stats = None
             server.channel.send(wire.OUTPUTS, part)
             if server.channel.num_unsent_bytes > MOST_UNSENT_BYTES:

@@ -51,6 +51,7 @@ class ApiServerStats(Stats):
     def take(self) -> ServerReport:
         """Return the counts since the last call."""
         before, self._reported_rejected = self._reported_rejected, self._rejected
+        # differences: the broker adds up the reports of servers that come and go
         rejected = {name: count - before.get(name, 0) for name, count in self._rejected.items()}
         report = ServerReport(list(self._pending.items()), rejected, self._sleep_level)
         report.media = self._new_media()

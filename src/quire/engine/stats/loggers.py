@@ -207,6 +207,7 @@ class StatLoggers:
     ) -> None:
         """Have the logger of a core record a step."""
         try:
+            # the code of a user must not end the engine, not by sys.exit either
             self._of(engine_index).record(scheduler, step, None, engine_idx=engine_index)
         except (Exception, SystemExit) as error:
             self._note("record", error)

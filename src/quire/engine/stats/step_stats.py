@@ -73,4 +73,5 @@ def merge_stats(into: IterationStats, more: IterationStats) -> None:
         into.num_by_gap[gap] = into.num_by_gap.get(gap, 0) + count
     into.n_params_iter += more.n_params_iter
     into.max_num_generation_tokens_iter += more.max_num_generation_tokens_iter
+    # the broker counts the tokens of whole steps
     into.num_step_tokens = 0
