@@ -24,6 +24,7 @@ def main(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help") or (words[0] in ("-m", "-c") and not words[1:]):
         raise SystemExit(f"{_USAGE}\n\n{__doc__}")
     name_for_children()
+    # `vllm serve ...` means the command, unless a program of that name lies here
     if words[0] == ROOT and not os.path.isfile(ROOT):
         words = ["-m", COMMAND, *words[1:]]
     if words[0] == "-m":

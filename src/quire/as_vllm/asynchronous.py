@@ -52,6 +52,7 @@ async def _close(
 ) -> None:
     for future in waiting:
         future.cancel()
+    # an iterator cannot be closed while its next item is awaited
     await asyncio.gather(*waiting, return_exceptions=True)
     for number in waiting.values():
         close = getattr(iterators[number], "aclose", None)

@@ -77,6 +77,7 @@ def binary2tensor(
     """
     found = EMBED_DTYPES[embed_dtype]
     order = {"native": "=", "big": ">", "little": "<"}[endianness]
+    # as whole numbers of the same size: numpy has neither bfloat16 nor 8-bit floats
     bits = np.frombuffer(binary, order + found.bits).reshape(shape)
     return torch.from_numpy(bits.astype("=" + found.bits)).view(found.torch_dtype)
 

@@ -36,6 +36,7 @@ class ServedModule(ModuleType):
             value = importlib.import_module(f"{self.__name__}.{name}")
         else:
             raise AttributeError(why_missing(f"{self.__name__}.{name}"))
+        # kept, so that the next use of the name does not come here
         setattr(self, name, value)
         return value
 

@@ -197,6 +197,7 @@ def load_chat_template(
                 return file.read()
         except OSError as error:
             raise ValueError(f"The chat template {path!r} cannot be read: {error}") from error
+    # command lines write the ends of lines so
     return path.replace("\\n", "\n")
 
 

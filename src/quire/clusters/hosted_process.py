@@ -29,6 +29,7 @@ class HostedProcess:
         environment: Mapping[str, str],
         own: Mapping[str, str] = {},  # noqa: B006 (read only)
     ) -> None:
+        # before the process starts, which inherits it
         take_environment(environment)
         self._process = ChildProcess(module)
         self._process.forward(start, **own)

@@ -217,6 +217,8 @@ def initialize_ray_cluster(
         if is_bound and not here["Resources"].get(device):
             allowed = f"this machine has no {device} in the Ray cluster"
             raise InvalidParameter("require_gpu_on_driver", require_gpu_on_driver, allowed)
+        # every machine has a resource of its own name: a small part of it binds the first bundle to
+        # this one
         first = {device: 1.0, f"node:{own_address()}": 0.001} if is_bound else {device: 1.0}
         bundles = [first, *({device: 1.0} for _ in range(size - 1))]
         group = new_group("", bundles, strategy="PACK")
@@ -264,4 +266,5 @@ def wait_for_group(group: Any, timeout_s: float = PLACEMENT_S) -> None:
             text = f"The Ray cluster did not have {group.bundle_specs} within {timeout_s:g} s."
             raise EngineError(text)
         logger.info("Waiting for %s of the Ray cluster.", group.bundle_specs)
+        # each look is a line in the log
         look_s = min(2 * look_s, LONGEST_LOOK_S)

@@ -123,6 +123,7 @@ class RayProcess(DistantProcess):
         """As `OwnedProcess.start`; it takes effect when the cluster has room."""
         assert not fds, "descriptors stay on their machine"
         arguments = self._arguments(completed(message))
+        # calls of Ray wait for the cluster, and the owner must not
         self._thread = threading.Thread(
             target=self._run, args=(arguments,), name=self._name, daemon=True
         )

@@ -100,6 +100,7 @@ def map_buffers(path: Path) -> tuple[mmap.mmap, dict[str, tuple[int, int]], Any]
     _fault_in(pages)
     if start[len(MAGIC) : len(MAGIC) + _MARK_BYTES] != _boot() + _time_of(about):
         _check(pages, places)
+        # checked once in a boot: the mark spares the next process the sums
         with contextlib.suppress(OSError), path.open("r+b") as file:
             _mark(file.fileno())
     return pages, {name: place[:2] for name, place in places.items()}, header["about"]
@@ -121,6 +122,7 @@ def _mark(file: int) -> None:
     os.utime(file)
     about = os.fstat(file)  # the time as the file system keeps it
     os.pwrite(file, _boot() + _time_of(about), len(MAGIC))
+    # writing the mark has changed the time that is in it
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 

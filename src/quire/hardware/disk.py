@@ -33,6 +33,7 @@ def _file_system(mounts: str, place: Path) -> str:
         words = before.split()
         if len(words) < 5 or not after.split():
             continue
+        # mountinfo writes blanks so
         point = words[4].replace("\\040", " ")
         if place.is_relative_to(point) and len(point) > longest:
             longest, found = len(point), after.split()[0]

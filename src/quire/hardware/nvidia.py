@@ -70,6 +70,7 @@ def find_gpu(load: Load = open_driver) -> tuple[GpuFacts | None, str]:
     except _Missing as missing:
         return None, str(missing)
     try:
+        # of NVML, since CUDA tells of free memory within a context alone, which takes some itself
         free = int(_memory_of(_library(load, "libnvidia-ml.so.1"), uuid).free)
     except _Missing as missing:
         logger.info("The GPU's free memory cannot be read yet: %s.", missing)
@@ -156,6 +157,7 @@ def _memory_of(nvml: Any, uuid: str) -> _Memory:
     _check(nvml.nvmlInit_v2(), "nvmlInit")
     try:
         handle = ctypes.c_void_p()
+        # by its name: NVML counts all GPUs of the machine, CUDA those that this process may use
         found = nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
         _check(found, "nvmlDeviceGetHandleByUUID")
         memory = _Memory()

@@ -148,4 +148,5 @@ def end_packing() -> None:
             _packings.pop().stop()
 
 
+# native threads end before the interpreter does
 atexit.register(end_packing)

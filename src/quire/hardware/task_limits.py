@@ -30,6 +30,7 @@ def cpu_time(seconds: float) -> Iterator[None]:
     which run ahead of the exact clocks by seconds a minute where processes sleep and wake often.
     """
     signal.signal(OVER_TIME, signal.SIG_DFL)
+    # a timer and not RLIMIT_CPU, which counts from the start of the process
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

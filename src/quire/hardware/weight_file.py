@@ -21,7 +21,9 @@ def file_pages(folder: Path, num_bytes: int) -> mmap.mmap:
     """Map a new file of zeros. Raises LoadError if the folder cannot be written or is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # without a name: nothing is left, whatever ends the process
         with tempfile.TemporaryFile(dir=folder) as file:
+            # a sparse file would end the process by SIGBUS once the disk is full
             os.posix_fallocate(file.fileno(), 0, num_bytes)
             return mmap.mmap(file.fileno(), num_bytes, mmap.MAP_SHARED)
     except OSError as error:

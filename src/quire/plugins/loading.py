@@ -66,6 +66,7 @@ def records() -> list[PluginRecord]:
 
 
 def _loaded(point: EntryPoint) -> PluginRecord:
+    # a plugin that loads another one runs while its own loader holds the lock
     with nullcontext() if current_record() is not None else _lock:
         if point not in _records:
             _values[point] = _run(point, _value_of)
@@ -90,6 +91,7 @@ def _run(point: EntryPoint, action: Callable[[EntryPoint], Any]) -> Any:
             record.fail(f"failed: {describe(error)}")
             logger.debug("Traceback of a plugin", exc_info=error)
 
+    # in a thread, since a plugin that hangs can only be left behind
     thread = threading.Thread(target=work, name=f"plugin {point.name}", daemon=True)
     thread.start()
     thread.join(limit_s)

@@ -28,6 +28,7 @@ class PluginRecord:
         entry away, where the plugin was left out meanwhile.
         """
         with self._lock:
+            # it took too long, and its thread goes on
             if self.failure is not None:
                 undo()
                 raise PluginError(f"{self.point.title} was given up; it came too late.")

@@ -63,6 +63,7 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
     pipe = socket.socket(fileno=pipe_fd)
     pipe.set_inheritable(False)
     received: Future[tuple[bytearray, list[int]]] = Future()
+    # beside the imports: the settings say what can be prepared meanwhile
     threading.Thread(target=_receive, args=(pipe, received), daemon=True).start()
     with without_collections():
         program: ChildProgram[Any] = importlib.import_module(module).PROGRAM

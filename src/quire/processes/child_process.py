@@ -70,9 +70,13 @@ class ChildProcess:
     def __init__(self, module: str, fds: Sequence[int] = ()) -> None:
         self.pipe, theirs = socket.socketpair()
         is_in_main_thread = threading.current_thread() is threading.main_thread()
+        # the system's signal comes when the starting thread ends, which may be long before its
+        # process does
         parent_pid = str(os.getpid() if is_in_main_thread else 0)
+        # -P: modules are not looked for in the folder that the program runs in
         words = ["-P", "-c", _BOOT, str(theirs.fileno()), module, _ROOT, parent_pid]
         try:
+            # Ctrl-C right after the start would leave a process that nobody knows
             with held_back():
                 self._process = subprocess.Popen(
                     [sys.executable, *words],
@@ -84,6 +88,7 @@ class ChildProcess:
             self.pipe.close()
             raise
         finally:
+            # the child has its own: with this one open its end would not show in the pipe
             theirs.close()
 
     @property

@@ -35,6 +35,7 @@ def cluster_keys(secret: str | None) -> ClusterKeys:
             f"cores on other machines need it, with {LEAST_CHARACTERS} characters or more",
             "Set the environment variable to the same random words on all machines.",
         )  # fmt: skip
+    # one salt for all: every machine has to come to the same keys
     raw = hashlib.scrypt(secret.encode(), salt=b"quire cluster", n=2**13, r=8, p=1, dklen=32)
     key = z85.encode(raw)
     return ClusterKeys(zmq.curve_public(key), key)

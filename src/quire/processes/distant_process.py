@@ -62,4 +62,5 @@ class DistantProcess:
                 return
             self._ending = ending
         self._ended.set()
+        # which makes `pipe` readable
         self._theirs.close()

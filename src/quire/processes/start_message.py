@@ -68,6 +68,7 @@ def send_start(pipe: socket.socket, message: ChildStart, fds: Sequence[int] = ()
     """
     data = encode_start(message)
     length = LENGTH.pack(len(data))
+    # with the length, the one piece with which the receiver takes descriptors
     sent = socket.send_fds(pipe, [length], list(fds)) if fds else 0
     pipe.sendall(length[sent:] + data)
 
@@ -88,6 +89,7 @@ def decode_start(data: bytearray, kind: type[M], fds: Sequence[int] = ()) -> M:
     another version.
     """
     expected = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    # without a type at first: a message of another release may have other fields
     if msgspec.msgpack.decode(data)["protocol_version"] != expected["protocol_version"]:
         raise EngineError("This process and its starter are of different releases; restart both.")
     message = msgspec.msgpack.decode(data, type=kind)

@@ -49,6 +49,7 @@ def serve_tasks(
             os.close(fd)
         send_frame(pipe, reply)
         is_long = len(data) > _TRIMMED_BYTES or bool(fds)
+        # let go of before memory is given back
         del data, reply
         if is_long:
             _trim()

@@ -56,6 +56,7 @@ def contained(error: BaseException) -> Exception:
     an exception that costs a request or a call at most. Raises KeyboardInterrupt, which is the
     terminal's.
     """
+    # Ctrl-C is not the fault of the code that it met
     if isinstance(error, KeyboardInterrupt):
         raise error
     if isinstance(error, Exception) and not isinstance(error, EngineDeadError):
@@ -71,5 +72,6 @@ def processor_text(error: BaseException) -> str:
         lines = str(error).splitlines()
     except Exception:  # making the text runs the operator's code, too
         lines = []
+    # addresses say nothing to a user, and differ from run to run
     said = re.sub(r"0x[0-9a-fA-F]+", "0x...", lines[0])[:_MAX_SHOWN] if lines else ""
     return f"a logits processor failed: {type(error).__name__}: {said}".removesuffix(": ")

@@ -117,6 +117,7 @@ class PromptAllowance(msgspec.Struct, frozen=True, gc=False):
         """The most tokens from position `first` on that fit after what is `used`."""
         left = max(0.0, self.tokens - used)
         linear = 1 + self.pair_cost * first
+        # the root of the quadratic in the form that does not divide by pair_cost, which may be 0
         return int(2 * left / (linear + math.sqrt(linear**2 + 2 * self.pair_cost * left)))
 
 

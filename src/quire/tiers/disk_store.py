@@ -146,6 +146,7 @@ class DiskStore:
         _write_file(part, self._head(key, content, checksum), content, self._modes[1])
         try:
             with self._commit:
+                # question and name under one lock: a `clear` between them would leave a file behind
                 if not is_wanted():
                     part.unlink()
                     return evicted
@@ -202,6 +203,7 @@ class DiskStore:
                 self._drop(path)
                 oldest.append(path)
         evicted = []
+        # outside of the lock: other threads need not wait for the disk
         for path in oldest:
             with contextlib.suppress(OSError):
                 (self._top / path).unlink()

@@ -66,6 +66,7 @@ class SlotTable:
             self.memory[:_HEAD_BYTES] = bytes(_HEAD_BYTES)
             for place in range(count):
                 self.clear(place)
+            # last: entries of another root must not be read under this head
             self.memory[: _HEAD.size] = head
 
     def touch_ahead(self) -> None:
@@ -99,6 +100,7 @@ class SlotTable:
         _ENTRY.pack_into(
             self.memory, at + 8, entry.used, digest, group, entry.num_bytes, entry.checksum
         )
+        # last: a core that dies before this leaves an empty slot
         _MARK.pack_into(self.memory, at, _COMMITTED)
 
     def use(self, place: int, used: int) -> None:

@@ -66,6 +66,7 @@ class WeightSender:
         WeightUpdateError when it is gone.
         """
         if not self._is_root:
+            # tensors that are distributed are gathered by all ranks together
             for _ in self._source:
                 pass
             return
@@ -251,6 +252,7 @@ def while_engine(call: Callable[[], None], act: Callable[[], Any]) -> Any:
     try:
         done = act()
     except Exception:
+        # the engines may say a little later why it failed
         thread.join(5.0)
         if failures:
             raise failures[0] from None
