@@ -82,7 +82,7 @@ class ExecutorChoice:
 
 
 class ShardedFiles:
-    """Names that files of save_sharded_state may have; those of the second are refused there."""
+    """Names that files of save_sharded_state may have."""
 
     TP_ONLY_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
     PP_AND_TP_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"

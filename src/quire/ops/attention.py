@@ -127,6 +127,7 @@ def attend(q: Tensor, kv: PlainKV, plan: PlainPlan, args: AttentionArgs) -> Tens
     """
     assert args.window == plan.window, "the plan was made for another window"
     if kv.scales is not None:
+        # numbers times scales are not values of the model's dtype, and are not rounded to it
         return _attend(q.to(WIDE[q.dtype]), kv, plan, args).to(q.dtype)
     return _attend(q, kv, plan, args)
 

@@ -237,6 +237,7 @@ class _Lanes:
         steps = np.arange(spans.max())
         blocks, offsets = np.divmod(first[:, None] + steps, self.block_size)
         width = self.block_table.shape[1]
+        # positions beyond a row's end may lie beyond the table; their lanes become 0 below
         entries = np.minimum(blocks, width - 1) + rows[:, None] * width
         entries = torch.from_numpy(entries).to(self.device)
         lanes = self.block_table.take(entries).to(torch.int64) * self.block_size
@@ -259,6 +260,7 @@ def _decode_groups(rows: np.ndarray, spans: np.ndarray) -> Iterator[np.ndarray]:
     rows = rows[np.argsort(-spans[rows], kind="stable")]
     while len(rows):
         is_near = 2 * spans[rows] >= spans[rows[0]]
+        # in the step's order again: neighbours make a slice
         yield np.sort(rows[is_near])
         rows = rows[~is_near]
 
@@ -303,6 +305,7 @@ def _prefill_row(
     if whole:
         all_keys = Tile(slice(begin, end), slice(0, length - first), False, whole)
         return PrefillRow(lanes.of_row(row, first, length), (all_keys,))
+    # torch's own causal mask takes no memory
     if computed == 0 and (window is None or window >= length):
         prompt = Tile(slice(begin, end), slice(0, length), is_causal=True)
         return PrefillRow(lanes.of_row(row, 0, length), (prompt,))

@@ -48,6 +48,7 @@ def cut_at_chunks(
     lengths = end - start
     width = -(-int(lengths.max(initial=0)) // block_size)
     columns = (start // block_size)[:, None] + np.arange(width)
+    # pieces shorter than the longest do not read what is beyond their end
     columns = np.minimum(columns, block_table.shape[1] - 1)
     return CutRows(
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),

@@ -206,6 +206,7 @@ class PlainKV:
     def _places(self, slots: Tensor) -> Tensor:
         """Slots, or PAD_SLOT, as places in `slots`: the same, unless pages have unused lanes."""
         size, apart = self.block_size, self.page_lanes - self.block_size
+        # PAD_SLOT stays -1
         return slots if apart == 0 else slots + (slots.clamp(min=0) // size) * apart
 
     @property
@@ -273,6 +274,7 @@ def _with_fixed_scales(both: Tensor, fixed: FixedScales) -> tuple[Tensor, Tensor
     """
     wide, scales = both.float(), torch.tensor(fixed, device=both.device).view(2, 1, 1)
     numbers = (wide / scales).nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
+    # 0, or NaN where the vector has a NaN or an infinity
     return numbers.to(FP8), scales.squeeze(-1) + (wide * 0).sum(-1)
 
 
@@ -305,6 +307,7 @@ def allocate_kv(
     """KV memory of one layer for num_blocks blocks of block_size tokens. Block 0 has zeros: padding
     reads it, and must not find NaN. The contents of the others are arbitrary.
     """
+    # lane 0 has zeros for padding to read, and PAD_SLOT, which is -1, leads to the last lane
     shape = (num_blocks * block_size + 2, 2, kv_heads, head_dim)
     lanes = torch.empty(shape, dtype=dtype, device=device)
     return with_null_block(_plain_kv(lanes, num_blocks, block_size, page_lanes=block_size))

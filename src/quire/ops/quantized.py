@@ -96,6 +96,7 @@ class QuantizedLinear:
 
 
 def _exact(rows: Tensor, q: Tensor) -> Tensor:
+    # exact in any order of the sum, as whole numbers below 2**53 are
     return rows.double() @ q.double().T
 
 

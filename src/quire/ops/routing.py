@@ -87,6 +87,7 @@ def route_softplus(
     scores = row_by_row(_root_of_softplus, logits.to(WIDE[logits.dtype]))
     if table is None:
         eligible = scores if select_bias is None else scores + select_bias
+        # of equal scores the lowest expert, which topk does not promise
         chosen = eligible.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     else:
         assert ids is not None, "experts are looked up by ids"

@@ -176,6 +176,7 @@ def _load(provider: str, facts: Facts) -> tuple[Implementation, ...]:
     if provider in OP_PROVIDERS:
         return tuple(resolve_reference(OP_PROVIDERS[provider])(facts))
     module = f"quire.kernels.{provider}"
+    # find_spec of a submodule raises where its package is missing
     if importlib.util.find_spec("quire.kernels") is None or not importlib.util.find_spec(module):
         return ()
     return tuple(importlib.import_module(module).implementations(facts))

@@ -157,6 +157,7 @@ class ExpertOps:
         x = runtime.dense(x)
         runtime.keep(num_tokens, x, chosen, weights)
         if runtime.program is not None:
+            # the list is long with many experts, and only a program keeps it
             runtime.keep(num_tokens, experts.native, *_tensors(experts.up + experts.down))
         banks: tuple[Any, Any] = (None, None)
         if adapters is not None:

@@ -256,6 +256,7 @@ class LinearOps:
         shape, dtype = self._panel_shape(weight, None, gated)
         panels = (memory or self._runtime.weight_memory)(shape, dtype)
         group, groups = weight.group, -(-weight.in_features // weight.group)
+        # filled up with the code of 0 in both halves
         both = F.pad(weight.codes, (0, groups * group // 2 - weight.codes.shape[1]), value=0x88)
         numbers = torch.stack((both & 15, both >> 4), 2).flatten(1)
         halves = self._by_panels(numbers, gated).unflatten(1, (2, -1))

@@ -113,6 +113,8 @@ def _recordable(name: str, function: Callable[..., Any], runtime: CpuRuntime) ->
         arguments = signature.bind(*args, **keywords).arguments
         for argument in axes:
             if arguments.get(argument) is not None:
+                # without a claim: the closure lives as long as the program, and its arena reuses
+                # the memory
                 arguments[argument] = program.borrow(arguments[argument])
 
         def run(num_tokens: int) -> tuple[Tensor, ...]:
@@ -125,6 +127,7 @@ def _recordable(name: str, function: Callable[..., Any], runtime: CpuRuntime) ->
                 place[:num_tokens].copy_(result)
 
         capacity = program.capacity
+        # a call without tokens tells the widths and types of results
         outputs = tuple(program.output((capacity, *y.shape[1:]), y.dtype) for y in run(0))
         places = [program.borrow(y) for y in outputs]
         program.call(entry)

@@ -71,6 +71,7 @@ class CpuPlan:
         for the arrays that it has already there is nothing to do.
         """
         arrays = (query_start, seq_lens, block_table, rows)
+        # the header has addresses alone: arrays that were filled anew in place need no other one
         if len(self._held) == len(arrays) and all(map(operator.is_, arrays, self._held)):
             return self
         assert len(query_start) == len(seq_lens) + 1 == len(rows) + 1
@@ -184,6 +185,7 @@ class Program:
         """Memory for a result, from the program's arena while any tensor on it lives."""
         count = math.prod(shape)
         if count == 0:
+            # torch.frombuffer refuses a buffer without bytes
             return torch.empty(shape, dtype=dtype)
         buffer = self.native.take(count * dtype.itemsize)
         return torch.frombuffer(buffer, dtype=dtype).view(shape)

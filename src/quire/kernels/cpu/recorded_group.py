@@ -28,6 +28,7 @@ class RecordedGroup:
         if self._runtime.program is None:
             return self._group.gather(x, out)
         result = self._result(x, (self.size, *x.shape[1:]))
+        # native calls of the exchange: the program need not come back to Python for it
         if isinstance(self._group, SharedGroup) and has_dense_rows(x):
             self._group.gather_by(self._runtime.context, x, result)
             return result

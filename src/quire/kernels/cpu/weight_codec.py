@@ -61,6 +61,7 @@ class CpuWeightCodec:
         assert panels is not None
         codes = facts["codes"]
         if codes is not None:
+            # JSON has made lists of tuples
             table = None if codes["table"] is None else tuple(codes["table"])
             codes = CodeFacts(**codes | {"rounding": tuple(codes["rounding"]), "table": table})
         return self._ops.weight_of(

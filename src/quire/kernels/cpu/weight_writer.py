@@ -62,6 +62,7 @@ def _of_experts(part: CpuExperts) -> Tensor | None:
             return None
     storage = first.untyped_storage()
     start = first.data_ptr() - storage.data_ptr()
+    # several pieces of memory may be neighbours by chance
     if start + part.experts * row > storage.nbytes():
         return None
     whole = torch.empty(0, dtype=torch.uint8).set_(storage)

@@ -22,6 +22,8 @@ def activation(x: tl.tensor, ACT: tl.constexpr) -> Any:
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACT == "gelu_tanh":
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        # (1 + tanh(inner)) / 2 in a form in which an overflow of the exponential makes the quotient
+        # 0
         y = x * (1.0 - 1.0 / (1.0 + tl.exp(2.0 * inner)))
     else:
         tl.static_assert(ACT == "relu" or ACT == "relu2")
@@ -82,6 +84,7 @@ def _scale_gate_kernel(
         g = tl.load(gate + at, inside, other=0.0).to(tl.float32)
     else:  # a second path for the compiler, not for Python
         g = tl.load(gate + row).to(tl.float32)
+    # plain torch rounds the sigmoid before it multiplies
     open_share = (1.0 / (1.0 + tl.exp(-g))).to(y.dtype.element_ty).to(tl.float32)
     values = tl.load(y + at, inside, other=0.0).to(tl.float32) * open_share
     tl.store(out + at, values.to(out.dtype.element_ty), inside)

@@ -44,6 +44,7 @@ def statistics(
     mean = tl.zeros((), tl.float32)
     if KIND == "layer" or KIND == "layer1p" or KIND == "none":
         mean = total(x, OVER) / size
+    # lanes beyond the row would count with minus the mean
     centred = tl.where(inside, x - mean, 0.0)
     return mean, 1.0 / tl.sqrt(total(centred * centred, OVER) / size + EPS)
 

@@ -29,6 +29,7 @@ _NUMBERS = 4096
 def softplus(v: tl.tensor) -> Any:
     """log(1 + e^v); 2 atanh(u / (2 + u)) is log(1 + u), here of u <= 1."""
     u = tl.exp(-tl.abs(v))
+    # a series, since Triton has no log1p
     z = u / (u + 2.0)
     w = z * z
     p = 1.0 / 15
@@ -107,6 +108,7 @@ def _conv_kernel(
                 gate = tl.load(after + token * after_stride + channel, inside, other=0.0)
                 y = gate.to(tl.float32) * y.to(dtype).to(tl.float32)
             tl.store(out + token * W + channel, y.to(dtype), inside)
+            # a shift as a product with a shifted unit matrix: registers cannot be indexed
             following = tl.arange(0, BLOCK_K)[:, None] + 1 == tl.arange(0, BLOCK_K)[None, :]
             moved = tl.sum(tl.where(following[:, :, None], window[None, :, :], 0.0), 1)
             window = moved
@@ -352,6 +354,8 @@ def short_conv(
     if len(x):
         block = min(_CHANNELS, power_of_2(width))
         gates = [gate if gate is not None else x for gate in (before, after)]
+        # a program for each token, of which those work where a row begins: the host does not look
+        # for them
         _conv_kernel[(len(x), -(-width // block))](
             x, *gates, out, weight, weight if bias is None else bias, states, reads, writes,
             len(x), x.stride(0), *(gate.stride(0) for gate in gates), states.stride(0),

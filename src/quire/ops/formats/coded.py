@@ -291,6 +291,7 @@ def nibble_linear(weight: CodedWeight, bias: Tensor | None, segments: int = 1) -
 
 def integer_linear(weight: CodedWeight, bias: Tensor | None, segments: int = 1) -> QuantizedLinear:
     """Plain torch's format of a weight that `is_of_integers`."""
+    # turning the highest bit of a byte takes 128 from it
     q = (weight.codes ^ 128).view(torch.int8).unsqueeze(1)
     scales = weight.scales.float()
     return QuantizedLinear(weight.in_features, q, scales, bias, segments=segments)

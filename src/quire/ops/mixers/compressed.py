@@ -138,6 +138,7 @@ def recent_attend(
         keys = rows.to(wide)
         scores = torch.cat((q[t].to(wide) @ keys.t() * scale, sinks[:, None].to(wide)), 1)
         out[t] = scores.softmax(1)[:, :-1] @ keys
+    # rotated keys are the values, too: turned back, their sum depends on relative positions alone
     return _turned(out, positions[0], rotary, back=True)
 
 

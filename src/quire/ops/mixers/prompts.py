@@ -71,6 +71,7 @@ def attend_prompts(
     """
     num_tokens, heads, head_dim = q.shape
     out = q.new_empty(num_tokens, heads, head_dim)
+    # rows after the last prompt, which nothing fills
     out[plan.query_start[-1] :] = 0
     for start, stop in zip(plan.query_start[:-1], plan.query_start[1:], strict=True):
         if start == stop:

@@ -262,6 +262,7 @@ def gated_linear(
         log_gate = rate * keeping
         u = x[t].to(wide) * entering
         squared, gate = row_by_row(torch.exp, torch.stack((2 * log_gate, log_gate)))
+        # RecurrentGemma takes the first input of a sequence as it is
         if positions[0, t] > 0:
             u = u * (1 - squared).sqrt()
         state = gate * state + u

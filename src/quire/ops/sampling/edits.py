@@ -33,6 +33,7 @@ def bias_logits(logits: Tensor, places: Tensor, entries: Tensor, values: Tensor)
     which, ids = entries[kept].long().unbind(1)
     rows, added = places[which, 0], values[kept]
     raised = logits[rows, ids] + added
+    # infinity minus infinity would be NaN
     logits[rows, ids] = torch.where(added == -math.inf, added, raised)
 
 

@@ -49,6 +49,7 @@ def noise_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     high = (seeds >> np.uint64(32)).astype(np.uint32)
     position = np.asarray(positions).astype(np.uint32)
     a = _mix(_mix(_mix(position + np.uint32(_POSITION_A)) ^ low) ^ high)
+    # odd: a product with it loses no bit
     b = _mix(_mix(_mix(position + np.uint32(_POSITION_B)) ^ high) ^ low) | np.uint32(1)
     return np.stack([a, b], axis=1).view(np.int32)
 
@@ -59,6 +60,7 @@ def noise_bits(hashes: Tensor, a: Tensor, b: Tensor) -> Tensor:
     a, b int32: [1] of one row, or [R, 1] of many.
     """
     x = torch.bitwise_xor(hashes, a).mul_(_FIRST)
+    # torch's shift copies the sign, and the noise is defined on unsigned numbers
     x.bitwise_xor_(torch.bitwise_right_shift(x, 15).bitwise_and_(0x1FFFF))
     return x.mul_(b).bitwise_and_(0x7FFFFFFF)
 
@@ -66,6 +68,7 @@ def noise_bits(hashes: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def negative_waiting_times(bits: Tensor) -> Tensor:
     """log1p(-v) of noise bits [n] -> [n] fp32 in [-16.64, -2**-32]."""
     v = bits.to(torch.float32).add_(0.5).mul_(-(2.0**-31))
+    # the largest bits are rounded to 1 in float32, of which the logarithm would be infinite
     return v.clamp_min_(-_LARGEST).log1p_()
 
 

@@ -55,6 +55,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     if whole * BLOCK < size:
         maxima = torch.cat([maxima, logits[:, whole * BLOCK :].amax(1, keepdim=True)], dim=1)
     within = torch.arange(BLOCK, device=logits.device)
+    # the last block may be shorter: its last entry again changes no maximum
     ids = (maxima.argmax(1, keepdim=True) * BLOCK + within).clamp_max_(size - 1)
     entries = logits.gather(1, ids)
     best = entries.argmax(1, keepdim=True)

@@ -40,6 +40,7 @@ class VocabRow:
         """Ids of all entries >= threshold -> [n] int64, ascending."""
         blocks = (self._maxima >= threshold).nonzero().flatten()
         if 4 * blocks.shape[0] > self._maxima.shape[0]:
+            # of many blocks: one pass over the row costs less than gathering their entries
             return (self.values >= threshold).nonzero().flatten()
         ids = self._ids_of(blocks)
         return ids[self.values[ids] >= threshold]
@@ -56,6 +57,7 @@ class VocabRow:
         if 4 * k > self._maxima.shape[0]:
             return self.values.topk(k).values[-1].item()
         bound = self._maxima.topk(k).values[-1].item()
+        # from a bound of -inf on, every entry would be gathered
         if math.isinf(bound):
             return self.values.topk(k).values[-1].item()
         return self.values[self.at_least(bound)].topk(k).values[-1].item()
@@ -64,6 +66,7 @@ class VocabRow:
         """Ids of the k largest entries, largest first, 0 <= k <= V -> [k] int64."""
         if 4 * k > self._maxima.shape[0]:
             return self._top_of_row(k)
+        # stable: of equal maxima the blocks with the lowest ids
         blocks = self._maxima.sort(descending=True, stable=True).indices[:k]
         return self._largest_of(self._ids_of(blocks.sort().values), k)
 

@@ -91,6 +91,7 @@ def within_page(key: tl.tensor, n: tl.tensor, S: tl.constexpr, BLOCK_N: tl.const
 def _capped(scores: tl.tensor, SOFTCAP: tl.constexpr) -> Any:
     """softcap * tanh(score / softcap)."""
     turns = scores / SOFTCAP
+    # tanh of the magnitude: where the exponential overflows, the quotient is 0
     turned = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * tl.abs(turns)))
     return SOFTCAP * tl.where(turns < 0.0, -turned, turned)
 
@@ -187,6 +188,7 @@ def _walk(
                 sees = sees & (key[None, :] > farthest[:, None])
             scores = tl.where(sees, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
+        # -inf minus -inf would be NaN in lines that have seen no key yet
         shift = tl.where(new_best == float("-inf"), 0.0, new_best) * unit
         weights = tl.exp2(scores * unit - shift[:, None])
         # exactly 1 where a block brings nothing: a fused multiply-subtract would leave the rounding
@@ -274,6 +276,7 @@ def _attend_kernel(
     query = first + m // group
     head = kv_head * group + m % group
     is_query = (m < QUERIES * group) & (query < num_new)
+    # offsets of a long step's elements do not fit in 32 bits
     token = (begin + query).to(tl.int64)
     position = seq_len - num_new + query
     inside = is_query[:, None] & (d < D)[None, :]
@@ -302,6 +305,8 @@ def _attend_kernel(
         start_block += share * length
         end_block = tl.minimum(start_block + length, end_block)
     if PLAIN_BLOCKS:
+        # blocks that the tile's first query sees as a whole need no masks: later queries see them,
+        # too
         plain_end = tl.minimum(seq_len - num_new + first + 1, end) // BLOCK_N
         best, total, sums = _walk(
             *(best, total, sums, start_block, plain_end, low, end, q_tile, position),
@@ -332,6 +337,7 @@ def _attend_kernel(
             shrink = tl.exp2(best - top)
             sums *= shrink[:, None]
             total = total * shrink + tl.exp2(sink - top)
+        # lines beyond the queries have no weights at all
         y = sums / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(out + q_at, y.to(out.dtype.element_ty), inside)
 
@@ -360,6 +366,7 @@ def merge_kernel(
         sums = tl.zeros((BLOCK_D,), tl.float32)
         if HAS_SINKS:
             top = tl.zeros((1,), tl.float32) + tl.load(sinks + head).to(tl.float32) * log2_e()
+            # a sink is a score without a value: at the top it weighs 1
             total += 1.0
         for share in range(first, stop, BLOCK_S):
             is_share = share + s < stop

@@ -131,6 +131,7 @@ def _attend_prompts_kernel(
         scores = tl.dot(q_tile, tl.trans(k_tile.to(DOT)), input_precision="ieee")
         scores = tl.where(sees, scores * unit, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
+        # -inf minus -inf would be NaN in lines that have seen no key yet
         shift = tl.where(new_best == float("-inf"), 0.0, new_best)
         weights = tl.exp2(scores - shift[:, None])
         shrink = tl.exp2(best - shift)
@@ -150,6 +151,7 @@ def attend_prompts(
     """See `quire.ops.mixers.prompts.attend_prompts`."""
     num_tokens, heads, head_dim = q.shape
     out = q.new_empty(num_tokens, heads * head_dim)
+    # rows after the last prompt, which no program writes
     out[int(plan.host[-1]) :] = 0
     if plan.tiles is None:
         return out

@@ -238,6 +238,7 @@ def _latent_attend_kernel(
     if num_shares > 1:
         share_at = tile.to(tl.int64) * H + line  # of one token
         tl.store(share_out + share_at[:, None] * RANK + value_column[None, :], sums, to)
+        # all parts of the columns have found the same scores
         if part == 0:
             tl.store(share_stats + share_at * 2, best, is_query)
             tl.store(share_stats + share_at * 2 + 1, total, is_query)

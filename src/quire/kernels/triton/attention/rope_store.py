@@ -56,6 +56,7 @@ def rotate_dims(
     is_first = dim % 2 == 0 if INTERLEAVED else dim < half
     cos = tl.load(angles + angle, turns, other=1.0).to(dtype).to(tl.float32)
     sin = tl.load(angles + half + angle, turns, other=0.0).to(dtype).to(tl.float32)
+    # each product is rounded, as plain torch does
     straight = (x * cos[None, :]).to(dtype).to(tl.float32)
     across = (other * sin[None, :]).to(dtype).to(tl.float32)
     turned = tl.where(is_first[None, :], straight - across, straight + across)
@@ -128,6 +129,7 @@ def _keep(
     lane = slot * K + head[:, None]
     at = memory + lane * D + dim[None, :]
     if HAS_SCALES:
+        # a norm's mean or bias gives values to lanes beyond the head, which must not set the scale
         x = tl.where(inside, x, 0.0)
         if IS_FIXED:
             numbers, scale = rounded_with(x, fixed, 1, memory.dtype.element_ty)
@@ -198,6 +200,7 @@ def _rope_store_kernel(
         slot = tl.load(slots + token)
         if slot >= 0:
             if PAGE != S:
+                # layers that share memory have pages of more slots than they use
                 slot += slot // S * (PAGE - S)
             if part == 1:
                 key = _query_or_key(

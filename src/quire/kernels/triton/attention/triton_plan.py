@@ -100,6 +100,8 @@ class TritonPlan:
         """A plan for another step; see `quire.ops.attention.AttentionPlan`."""
         if on_device is None:
             width = -(-int(seq_lens.max(initial=0)) // self.block_size)
+            # only blocks that these rows have: the host's table is as wide as the longest sequence
+            # may be
             on_device = self.means.upload(np.ascontiguousarray(block_table[rows, :width]))
             rows = np.arange(len(rows), dtype=np.int32)
         return plan_rows(

@@ -31,6 +31,7 @@ def _numbers(code: tl.tensor, zero: tl.tensor, CODES: tl.constexpr, DOT: tl.cons
     """
     if CODES == "e4m3":  # the same exponent and mantissa as float16 has, 2**8 times as small
         half = ((code.to(tl.uint16) & 0x80) << 8) | ((code.to(tl.uint16) & 0x7F) << 7)
+        # NaN of e4m3, which moved bits would make a number
         half = tl.where((code & 0x7F) == 0x7F, 0x7E00, half).to(tl.uint16)
         return half.to(tl.float16, bitcast=True).to(DOT)
     elif CODES == "e2m1":  # likewise, 2**14 times as small
@@ -110,6 +111,7 @@ def coded_product_kernel(
     RUN divides GROUP. ROW_GROUPS: of row_scales [*, ROW_GROUPS] of x, which is numbers then; 0:
     there are none. The other arguments are those of `product_kernel`.
     """
+    # the grid is made for the most tiles that a choice of experts can have
     if GROUPED and tl.load(starts + tl.program_id(0)) >= tl.load(ends + tl.program_id(0)):
         return
     expert, target, source, is_row = rows_of_program(

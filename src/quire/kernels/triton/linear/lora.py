@@ -104,6 +104,7 @@ def _expand_kernel(
     if slot >= 0:
         for other in tl.static_range(PARTS):
             most = tl.maximum(most, tl.load(ranks + slot * PARTS + other))
+    # all programs of a row know it, and one says it
     if tl.program_id(1) == 0:
         tl.store(rows + row, tl.where(most > 0, row, -1).to(tl.int32))
     if most > 0:

@@ -154,6 +154,7 @@ def finish_product(
         which = tl.load(addend_rows + target, is_row, other=-1).to(tl.int64)
         has_one = is_output[:, None] & (which >= 0)[None, :]
         added = tl.load(addend + which[None, :] * N + n[:, None], has_one, other=0.0)
+        # rows without one keep their bits: -0 plus 0 would be 0
         y = tl.where(has_one, y + added, y)
     to = out + target[None, :] * N + n[:, None]
     tl.store(to, y.to(out.dtype.element_ty), is_output[:, None] & is_row[None, :])
@@ -201,6 +202,7 @@ def product_kernel(
     addend_rows[t] of addend [*, N] fp32 is added where that is not negative. DOT, SUM: the types of
     operands, and of their sums.
     """
+    # the grid is made for the most tiles that a choice of experts can have
     if GROUPED and tl.load(starts + tl.program_id(0)) >= tl.load(ends + tl.program_id(0)):
         return
     expert, target, source, is_row = rows_of_program(

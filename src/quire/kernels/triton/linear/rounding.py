@@ -27,8 +27,11 @@ def rounded(x: tl.tensor, AXIS: tl.constexpr, dtype: tl.constexpr) -> Any:
     most: tl.constexpr = 127.0 if dtype == tl.int8 else 448.0
     largest = tl.max(tl.abs(x), AXIS, keep_dims=True)
     is_zero = largest < 1e-30
+    # div_rn: Triton's own division of float32 is not rounded correctly, and bits would differ from
+    # torch's
     inverse = tl.where(is_zero, 0.0, tl.div_rn(most, tl.where(is_zero, 1.0, largest)))
     y = x * inverse
+    # whole numbers have no NaN: it goes into the scale
     y = tl.minimum(tl.maximum(tl.where(y == y, y, 0.0), -most), most)
     poison = tl.sum(x * 0.0, AXIS, keep_dims=True)
     return _on_grid(y, dtype).to(dtype), tl.where(is_zero, 0.0, tl.div_rn(largest, most)) + poison

@@ -73,7 +73,9 @@ def moe(
     out = torch.empty_like(x)
     if args.weighs_input:
         x = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
+        # the weights are in the rows, which a token's choices no longer share
         weights, shared = torch.ones_like(weights), 1
+    # by the mean of an expert's rows: the host does not know the choice
     rows = experts.up.tile_rows(-(-chosen.numel() // experts.experts), x.dtype)
     pairs = grouped(chosen.flatten(), experts.experts, rows)
     slots = None if adapters is None else adapters.of_choices(chosen).flatten()

@@ -63,6 +63,7 @@ def _best_groups(
         first = tl.min(tl.where(rank == total[:, None], member, SIZE), 1)
         second = tl.max(tl.where(member == first[:, None], float("-inf"), rank), 1)
         both = total + second
+        # infinity minus infinity: a group that has a NaN, whose rank is infinite, is the best
         total = tl.where(both == both, both, float("inf"))
     is_free = group < GROUPS
     for _ in range(TOP_GROUPS):
@@ -116,6 +117,7 @@ def _route_kernel(
         best = _first_best(rank, is_free, id, experts)
         is_free = is_free & (id != best)
         ids = tl.where(choice == i, best, ids)
+        # one lane is read as a sum in which all others are 0
         found = tl.where(choice == i, tl.sum(tl.where(id == best, score, 0.0), 0), found)
     is_choice = choice < TOP_K
     if SCORE == "softmax_topk":
@@ -181,6 +183,7 @@ def _tiles_kernel(
     expert = tl.sum(is_over.to(tl.int32), 1)
     before = tl.sum(tl.where(is_over, tiles[None, :], 0), 1)
     is_used = expert < E
+    # spare programs read what is there
     expert = tl.minimum(expert, E - 1)
     first = tl.load(firsts + expert)
     start = first + (tile - before) * ROWS
@@ -188,6 +191,7 @@ def _tiles_kernel(
     inside = tile < num_tiles
     tl.store(experts + tile, expert, inside)
     tl.store(starts + tile, start, inside)
+    # an end of 0 marks a spare program
     tl.store(ends + tile, tl.where(is_used, end, 0), inside)
 
 

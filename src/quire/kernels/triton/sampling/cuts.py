@@ -48,6 +48,7 @@ def block_of(
     """Ids of a block of the row, its divided entries (-inf beyond the end), their keys."""
     at = start + tl.arange(0, BLOCK)
     x = tl.load(row + at, at < V, other=float("-inf"))
+    # rounded to nearest in all kernels: an entry has one key, by which it stays or is dropped
     x = tl.div_rn(x, temperature)
     return at, x, ordered(x)
 
@@ -155,12 +156,14 @@ def _nucleus(
 ) -> Any:
     """Key and last id of the entries from `low` on with less than top_p of them before them."""
     whole = sum_from(row, temperature, peak, low, V, BLOCK, True).to(tl.float64)
+    # above 0, which every key reaches: with a top_p of 0 the largest entry stays
     target = tl.maximum(top_p * whole, 1e-30)
     edge = largest_reaching(row, temperature, peak, low, target, V, BLOCK, True)
     edge = tl.maximum(edge, low)
     above = sum_from(row, temperature, peak, edge + 1, V, BLOCK, True).to(tl.float64)
     weight = tl.exp(number(edge) - peak).to(tl.float64)
     n = tl.maximum(tl.ceil((target - above) / weight), 1.0)
+    # a weight that has become 0 makes it infinite, which no integer is
     n = tl.minimum(n, 1.0 * V).to(tl.int32)
     return edge, nth_on(row, temperature, edge, n, V, BLOCK)
 

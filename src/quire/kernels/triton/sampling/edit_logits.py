@@ -179,6 +179,7 @@ def penalize(logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor)
     counts = logits.new_empty(len(places), width, dtype=torch.int32)
     strides, sizes = (_stride(logits), _stride(history)), {"V": width, "LANES": _LANES}
     grid = (len(places), _programs(history.shape[1]))
+    # not all of the memory: counts of ids outside of the histories are never read
     _clear_kernel[grid](history, places, counts, strides[1], **sizes)
     _count_kernel[grid](history, places, counts, strides[1], **sizes)
     # a product and a difference are rounded one after the other, as everywhere

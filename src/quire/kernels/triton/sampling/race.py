@@ -118,6 +118,7 @@ def window_kernel(
     tl.store(wholes + index, whole)
     tl.store(lows + index, low.to(tl.int32, bitcast=True))
     tl.store(highs + index, high.to(tl.int32, bitcast=True))
+    # the race adds to it
     tl.store(counts + index, 0)
 
 
@@ -247,6 +248,7 @@ def _race(
         stays = is_kept(key, at, low, last) & (at < V)
         score = tl.where(stays, tl.exp(x - peak) / _waiting_time(word, a, b), float("-inf"))
         best_here, found = largest(score, at, V)
+        # only if it is larger: of equal scores the lowest id wins, and blocks come in order
         winner = tl.where(best_here > best, found, winner)
         best = tl.maximum(best, best_here)
     return best, winner
@@ -303,6 +305,7 @@ def settle_kernel(
         sure_count = tl.sum(tl.load(sure_counts + at, inside, other=0), 0)
         sure_weight = tl.sum(tl.load(sure_weights + at, inside, other=0.0).to(tl.float64), 0)
         here = entries + index * ROOM
+        # false as a tensor: so it stays if there are more open entries than there is room for
         is_right = count < 0
         least, open_best, open_winner = low, best, winner
         if count <= FEW:

@@ -146,5 +146,6 @@ def _top(logits: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
     values = logits.new_zeros(rows, num_top)
     if rows and num_top:
         _top_kernel[(rows,)](logits, ids, values, num_top, V=width, **one_program(width))
+    # stable: of equal values the lowest id comes first
     values, order = values.sort(descending=True, stable=True)
     return ids.gather(1, order), values

@@ -125,6 +125,7 @@ def collect(
     num_open = tl.sum(is_taken, 0)
     if num_open > 0:
         place = tl.atomic_add(count, num_open, sem="relaxed") + tl.cumsum(is_taken, 0) - 1
+        # ids upside down: of equal keys the lowest id has the largest number
         entry = (key.to(tl.int64) << _ID_BITS) + (id ^ 0xFFFFF)
         tl.store(entries + place, entry, is_open & (place < ROOM))
 
@@ -188,6 +189,7 @@ def settle(
     is_whole = low <= floor  # nothing below the open ones could stay
     is_right = count >= 0
     weight = tl.exp(number(key_of(entry)) - peak).to(tl.float64) * _UNIT
+    # whole numbers: entries are collected in any order, on which a sum of floats would depend
     unit = tl.where(is_open, weight.to(tl.int64), 0)
     whole = (whole.to(tl.float64) * _UNIT).to(tl.int64)
     has_k = (top_k > 0.0) & (top_k < V)
