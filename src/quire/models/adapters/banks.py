@@ -52,6 +52,7 @@ class _Product:
         if (own := self.own[number]) is not None:  # of B a worker has its outputs, of A its inputs
             a, b = (a, part_of(b, own)) if own.axis == 0 else (part_of(a, own), b)
         a = a if self.change is None else self.change(a)
+        # for the row -1: outputs that are no leaf's, such as padding
         b = torch.cat((b, b.new_zeros(1, b.shape[1])))
         pieces = zip(self.bank.shape.pieces, self.rows, strict=True)
         return LoraPart(a, tuple(b[rows] for piece, rows in pieces if piece.part == number))
@@ -85,6 +86,7 @@ class AdapterBanks:
     @property
     def nbytes(self) -> int:
         """The memory of the banks in bytes."""
+        # several products of one shape share a bank
         return sum(bank_bytes(p.bank.shape) for p in self._products if p.number == 0)
 
     @contextmanager
@@ -186,6 +188,7 @@ def _pieces(
     moves rows, repeats them and adds zeros, which belong to the run before.
     """
     starts = torch.tensor([0, *sizes]).cumsum(0)
+    # from 1 on: where a change fills up with zeros, it is seen
     given = torch.arange(1, int(starts[-1]) + 1)
     rows = (given if change is None else change(given)) - 1
     parts = torch.searchsorted(starts, rows, right=True) - 1

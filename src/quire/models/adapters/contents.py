@@ -79,6 +79,7 @@ def sort_tensors(
         else:
             unknown.append(pair.a)
     for pairs in contents.stacked.values():
+        # the innermost first: PEFT wraps the module once for each parameter, in their order
         pairs.sort(key=lambda pair: -_unwrapped(pair.module)[1])
     if unknown:
         raise BadAdapter(_refusal(unknown, model))

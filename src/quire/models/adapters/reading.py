@@ -105,6 +105,7 @@ class _Reader:
         a, b = self._file.read(pair.a).float(), self._file.read(pair.b).float()
         if pair.is_table:  # the leaf is [V, C]
             a, b = b.T, a.T
+        # in float32, and rounded once, with all factors in it
         scaled = b * self._config.scaling_of(pair.module)
         a = self._finite(pair.a, a, self._dtype)
         for leaf, part in zip(stored.leaves, to_leaves(_of_rows(stored), scaled), strict=True):

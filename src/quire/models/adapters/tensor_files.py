@@ -66,6 +66,7 @@ def open_tensors(folder: Path) -> Iterator[TensorFile]:
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
+        # opening a pipe that lies here would wait for a writer
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise BadAdapter(f"{path} cannot be read: {error.strerror}.") from error
@@ -89,6 +90,7 @@ class _Safetensors:
         header = next_header(path, stream)
         size = os.fstat(stream.fileno()).st_size - _HEADER_START - len(header)
         try:
+            # json would keep the last of several entries with one name
             found = json.loads(header, object_pairs_hook=_without_twins)
             self._places = {
                 name: _place(entry, size) for name, entry in found.items() if name != "__metadata__"

@@ -52,6 +52,7 @@ def rank_facts(
             f"{pipeline_parallel_size} numbers whose sum is {count}, the layers of the model",
         )  # fmt: skip
     if pipeline_parallel_size > 1:
+        # for the errors alone: what cannot be cut is refused before weights are read
         for stage in stages_of(decoder, stage_layers):
             cut(own, stage)
     experts = num_expert_parameters(own)

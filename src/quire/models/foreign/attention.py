@@ -50,8 +50,10 @@ class PagedStep:
         group = batch.groups[batch.layer_groups[place]]
         assert isinstance(group, GroupBatch), "keys and values"
         if a.value_dim < a.head_dim:
+            # memory has one width for keys and values
             v = F.pad(v, (0, a.head_dim - a.value_dim))
         qkv = torch.cat((q, k, v), 1)[0].transpose(0, 1).reshape(batch.num_tokens, -1)
+        # transformers has rotated queries and keys: what is left is to store them
         queries = self._ops.rope_store(
             qkv,
             kv,

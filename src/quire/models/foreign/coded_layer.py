@@ -49,6 +49,7 @@ class CodedExpertsLayer(nn.Module):
         """hidden [T, C], the chosen experts and their weights [T, k] -> [T, C]."""
         total = torch.zeros_like(hidden)
         for number in chosen.unique().tolist():
+            # what transformers gives to experts of other devices
             if number >= len(self.up):
                 continue
             tokens, places = torch.where(chosen == number)

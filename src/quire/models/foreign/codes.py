@@ -231,6 +231,7 @@ def _fill_expert(layer: CodedExpertsLayer, module: CodedModule, weight: Any) -> 
 
 
 def _plain(layer: CodedLinearLayer, weight: Tensor) -> nn.Linear:
+    # no memory for a weight that is replaced at once
     with torch.device("meta"):
         plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
     plain.weight = nn.Parameter(weight, requires_grad=False)

@@ -259,6 +259,7 @@ def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Tensor]
     none, "later" where tokens see those after them, "odd" for what is not a window.
     """
     mask = torch.zeros(1, 1, q_length, kv_length, dtype=torch.bool)
+    # of two queries: where all is seen the number grows with the position, a window's does not
     sizes = [_seen_from(mask_function, query) for query in (_FAR - 1, _FAR - 2)]
     if sizes == [_FAR, _FAR - 1]:
         window: object = 0
@@ -330,6 +331,7 @@ def _tried(
             raise refusal(name, why, OwnAttention)
         logits: Tensor = head(inputs_embeds=hidden).logits
         use_attention(model, ATTENTION)
+        # no masks are made for our attention, and without them a layer may take another path
         _called(body, again := _Unmasked(recorder.calls), has_positions=has_positions)
     except UnsupportedArchitecture:
         raise
@@ -419,6 +421,7 @@ def _looked_up(name: str, body: Any, has_positions: bool) -> dict[nn.Embedding, 
     ]
     padding = getattr(body.config.get_text_config(), "pad_token_id", None)
     try:
+        # no padding: some models count the tokens that are none
         _called(body, _Unseen(), token=int(padding == 0), has_positions=has_positions)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"

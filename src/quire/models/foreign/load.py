@@ -80,6 +80,7 @@ def load_foreign_model(
                 stored = _stored(folder, config, dtype, coded, spec, renamed)
                 model = _placed(stored, device)
                 fill(model, coded, files, spec.open_linears, device.torch)
+        # before packing, which replaces the layers that transformers computes with
         expected = own_logits(model, spec)
         pack(model, ops, dtype, spec.open_linears)
     names = sorted(unpacked_products(model))
@@ -111,6 +112,7 @@ def _placed(model: Any, device: Staging) -> Any:
 
 
 def _drawn(config: Mapping[str, Any], dtype: torch.dtype, seed: int) -> Any:
+    # the process's own generator stays as it is
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return model_class(config)._from_config(
@@ -153,6 +155,7 @@ def _stored(
     except Exception as error:  # each conversion of weights fails in its own way
         text = " ".join(str(error).split())
         raise WeightMismatch(f"transformers cannot load the checkpoint: {text}") from error
+    # the class without weights was for loading alone
     model.__class__ = kind
     in_codes = {n for module in coded for name in module.parts for n in (name, renamed(name))}
     in_codes |= _stacked(spec, coded)

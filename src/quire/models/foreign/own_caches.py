@@ -83,6 +83,7 @@ class OwnCaches:
                 hidden[start] = _passed(self._body, cache, own)[0]
                 self._keep_states(batch, cache, stop - 1)
             self._keep(batch, cache, group.slots[first:last])
+        # rows with one new token come first, wherever they are in the step
         return torch.cat([hidden[start] for start in sorted(hidden)])
 
     def _pieces(self, batch: Batch, first: int, last: int) -> Iterator[tuple[int, int]]:
@@ -150,6 +151,7 @@ class OwnCaches:
             layer = cache.layers[s.layer]
             parts = [layer.conv_states[number] for number, _ in s.convolved]
             parts += [layer.recurrent_states[number] for number, _ in s.recurrent]
+            # blocks hold float32: a state gets its type back when a cache is filled
             self._types.update({(at, i): part.dtype for i, part in enumerate(parts)})
             numbers = self._numbers(batch, at)
             numbers[block] = torch.cat([part.flatten().float() for part in parts])

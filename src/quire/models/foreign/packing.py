@@ -91,6 +91,7 @@ def pack(model: Any, ops: Ops, dtype: torch.dtype, kept: Collection[str]) -> Non
     """
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = type(table) is nn.Embedding and head is not None and head.weight is table.weight
+    # a list, since modules are replaced meanwhile
     for name, module in list(model.named_modules()):
         if name in kept:
             continue
@@ -116,6 +117,7 @@ def _replacement(module: Any, ops: Ops, dtype: torch.dtype) -> Any:
 
     if isinstance(module, CodedLinearLayer):
         return PackedLinear(ops, ops.pack_linear(module.codes, module.bias))
+    # not a subclass, which may compute something else
     if type(module) is nn.Linear and module.weight.dtype is dtype:
         return PackedLinear(ops, ops.pack_linear(module.weight, module.bias))
     if type(module) is Conv1D and module.weight.dtype is dtype:
@@ -136,5 +138,6 @@ def _packed_each(ops: Ops, experts: Any, name: str) -> list[LinearWeight]:
         ops.pack_linear(weight.contiguous(), biases[i] if experts.has_bias else None)
         for i, weight in enumerate(weights)
     ]
+    # at once: there may be no memory for all experts twice
     experts._parameters[name] = None
     return packed

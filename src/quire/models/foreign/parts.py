@@ -50,6 +50,7 @@ class _Output:
         return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> None:
+        # what Python looks for by itself must be missing, and not None
         if name.startswith("__"):
             raise AttributeError(name)
         return

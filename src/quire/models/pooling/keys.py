@@ -53,6 +53,7 @@ def read_classifier(
     labels = _labels(c)
     count = c.integer("num_labels", None, maximum=_MOST_LABELS)
     if count is None:
+        # what transformers has where a config says nothing
         count = len(labels) or 2
     names = tuple(labels.get(i) for i in range(count))
     activation = label_activation(c, count)
@@ -82,6 +83,7 @@ def label_activation(c: ConfigReader, num_labels: int) -> LabelActivation:
         return "sigmoid"
     if problem is None and stated is not None:
         return stated
+    # the softmax of a single label would always be 1
     return "sigmoid" if num_labels < 2 else "softmax"
 
 

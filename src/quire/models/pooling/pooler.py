@@ -147,6 +147,7 @@ def with_other_leaves(pooler: Pooler, leaves: Mapping[str, Tensor], device: torc
 def _rows_of(c: Classifier, head: Tensor) -> Tensor:
     """The classifier's weight [num_labels, C], fp32, of the head's rows for its tokens."""
     rows = head[list(c.token_ids)].float()
+    # the softmax of two scores is the sigmoid of their difference
     return rows[1:] - rows[:1] if c.is_difference else rows
 
 

@@ -180,6 +180,7 @@ def _modules(folder: Path) -> list[tuple[str, str]] | None:
         raise LoadError(f"{path} must be a list of modules with a type and a path.") from None
     for _, inside in found:
         parts = PurePosixPath(inside).parts
+        # a model's own file must not lead out of its folder
         if ".." in parts or PurePosixPath(inside).is_absolute() or "\0" in inside:
             raise LoadError(f"{path}: {inside!r} is not a folder of the model.")
     modules = [(_type(path, kind), inside) for kind, inside in found]
@@ -253,6 +254,7 @@ def _dense(folder: Path, inside: str) -> tuple[HeadLayer, int]:
     c = ConfigReader(read_json(path), f"{inside}/config.json: ")
     c.ignore("module_input_name", "module_output_name", "init_weight", "init_bias")
     inputs = c.integer("in_features")
+    # Tanh is what a Dense module has that names none
     given = c.raw("activation_function", "torch.nn.modules.activation.Tanh")
     name = given.removeprefix("torch.nn.modules.") if isinstance(given, str) else ""
     if name not in _ACTIVATIONS:

@@ -94,6 +94,7 @@ def foreign_among(
 
 
 def _is_same(value: Any, default: Any) -> bool:
+    # 1 == True in Python, and in a config they are different values
     return bool(value == default and isinstance(value, bool) == isinstance(default, bool))
 
 

@@ -78,6 +78,7 @@ def _set_window(config: dict[str, Any], left: dict[str, Any]) -> None:
     kinds = ["full_attention" if size is None else "sliding_attention" for size in window]
     config["layer_types"] = kinds * (num_layers // len(window))
     config["sliding_window"] = next(iter(sizes), None)
+    # transformers' Mistral has one window for all layers, Ministral has types of layers
     config |= {"architectures": ["MinistralForCausalLM"], "model_type": "ministral"}
 
 

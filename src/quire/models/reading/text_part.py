@@ -105,6 +105,7 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         kind = text.get("model_type")
     reference = reference_of_kind(kind)
     if reference is not None:
+        # inner objects leave out what is transformers' default
         text = defaults_of(reference, text) | text
     if config.get("model_type") == "clip" and "projection_dim" in config:
         text["projection_dim"] = config["projection_dim"]  # that of the text is not read

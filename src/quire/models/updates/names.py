@@ -97,6 +97,7 @@ class CheckpointNames:
         return bare
 
     def _without_prefix(self, name: str) -> str:
+        # the longest first, since some begin with others
         for prefix in sorted({self._prefix, *_PREFIXES}, key=len, reverse=True):
             if prefix and name.startswith(prefix):
                 return name.removeprefix(prefix)

@@ -253,6 +253,7 @@ class WeightUpdate:
                 raise WeightMismatch(
                     f"{leaf.name} is missing: a layer with quantised weights has to come whole."
                 )
+            # in place of what did not come; nothing that is made of it is copied
             return torch.zeros((), dtype=plan.dtype).expand(leaf.shape)
 
         def have_come(leaves: Sequence[str]) -> bool:
@@ -288,6 +289,7 @@ class WeightUpdate:
         )
         weights.finish()
         if plan.device.type == "cuda":
+            # copies may still read what has come, whose memory is the sender's
             torch.cuda.synchronize(plan.device)
 
     def _is_complete(self, group: _Group, present: Collection[str]) -> bool:
@@ -374,7 +376,9 @@ def _has_nan(tensor: Tensor) -> bool:
     if not tensor.is_floating_point():
         return False
     if tensor.element_size() == 1:
+        # torch does not add up floats of 8 bits
         tensor = tensor.float()
+    # infinities of both signs have such a sum, too
     return bool(tensor.sum().isnan()) and bool(tensor.isnan().any())
 
 
