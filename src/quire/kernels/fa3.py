@@ -59,6 +59,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
     def supports(facts: Facts) -> bool | str:
         return found if isinstance(found, str) else _serves(facts)
 
+    # listed without a kernel, too: `supports` says why, and so does the report
     kernel = _refuse if isinstance(found, str) else found
     return offered(facts, kernel, supports)
 

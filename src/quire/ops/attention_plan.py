@@ -158,6 +158,7 @@ class PlainPlan:
         return distance > (-math.inf if self.window is None else -self.window)
 
     def _distance(self) -> Tensor:
+        # once for all layers that need it, since it is as large as a mask
         if not self._distances:
             self._distances.append(_distance(self.prefill, self.device))
         return self._distances[0]

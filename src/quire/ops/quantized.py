@@ -141,6 +141,7 @@ def _quantize_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
     extreme = torch.where(high >= -low, high, low)
     is_zero = extreme.abs() < TINY
     scale = (extreme / -8.0).bfloat16().float()
+    # of the scale as it is stored, by which numbers are multiplied later
     inverse = torch.where(is_zero, 0.0, 1.0 / scale)
     scale = torch.where(is_zero, 0.0, scale) + (groups * 0).sum(-1, keepdim=True)
     return (groups * inverse).round().clamp(-8, 7), scale.squeeze(-1)

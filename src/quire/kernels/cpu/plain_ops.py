@@ -95,6 +95,7 @@ def recordable(ops: Ops, runtime: CpuRuntime) -> Ops:
         choice.op
         for choice in ops.choices
         if choice.op in TOKEN_AXES
+        # this provider hands out plain torch's bodies, too, which do not record themselves
         and (choice.provider != "cpu" or getattr(ops, choice.op) is CATALOG[choice.op].definition)
     ]
     changes: dict[str, Any] = {

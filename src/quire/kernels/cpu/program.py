@@ -205,4 +205,5 @@ class Program:
         assert num_tokens == self.capacity, "a program is recorded with as many tokens as it holds"
         for tensor in tensors:
             if tensor is not None and not self.native.owns(tensor.data_ptr()):
+                # by address: what many calls read is kept once
                 self._kept[tensor.data_ptr()] = tensor

@@ -173,6 +173,7 @@ class StateOps:
             len(y),
             width,
             group,
+            # without a norm both orders are one product
             gate_first or n is None,
             *map(self._rows, (y, gate, out)),
             0 if weight is None else weight.data_ptr(),

@@ -76,6 +76,7 @@ def read_storage(config: Mapping[str, Any]) -> Storage | None:
     except LoadError as error:
         if not isinstance(file := config.get(FILE), str):
             raise
+        # the object is another file's, and the message has to name that one
         raise type(error)(str(error).replace("config.json", file, 1)) from None
 
 

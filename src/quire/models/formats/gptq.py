@@ -72,6 +72,7 @@ def _dynamic(reader: ConfigReader, layout: CodeLayout) -> list[tuple[Any, CodeLa
     compiled = Expressions().compile(texts, reader.at("dynamic"))
     for key, matches in zip(keys, compiled, strict=True):
         if key.startswith("-:"):
+            # counts as read: nothing else is needed of modules that are kept as they are
             section.raw(key, {})
             rules.append((matches, None))
         else:

@@ -247,6 +247,7 @@ def _packed_along_inputs(layout: CodeLayout, outputs: int, inputs: int) -> dict[
         "qweight": StoredPart((_words(inputs, layout.bits), outputs), ("I32",)),
         "qzeros": StoredPart((groups, words), ("I32",)),
         "scales": StoredPart((groups, outputs), _SCALES),
+        # without reordering it follows from the group, and some files leave it out
         "g_idx": StoredPart((inputs,), ("I32",), is_optional=not layout.is_reordered),
     }
 
@@ -363,6 +364,7 @@ def _hqq(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]
     group = layout.group or inputs
     groups = outputs * inputs // group
     rows, columns = (groups, group) if layout.packing == "hqq" else (group, groups)
+    # codes of three bits lie ten in a word of 32, others in bytes
     in_one = 10 if layout.bits == 3 else 8 // layout.bits
     of_groups = StoredPart((groups, 1) if layout.packing == "hqq" else (1, groups), _SCALES)
     flag = StoredPart((), ("U8", "I32", "I64"), is_optional=True, is_loose=True)

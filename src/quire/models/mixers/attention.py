@@ -162,6 +162,7 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
     workers = make.group_of(at + "o.weight")
     if workers is not None and qk_norm is not None and qk_norm.over == "full":
         keys = make.weights.part_of(at + "k.weight")
+        # several workers may have the same head of keys, which a norm over all heads counts once
         copies = workers.size // (1 if keys is None else keys.count)
         project = _normed_over_workers(make.ops, workers, qkv, qk_norm, a, copies)
         # both are done by then, on whole rows
@@ -249,6 +250,7 @@ def _qk_norm(make: Maker, at: str, a: Attention) -> QKNorm | None:
         return None
     if a.qk_norm.kind == "rms_bare":
         assert a.qk_norm_over == "head" and not a.qk_norm.bias, "a bare norm is of one head"
+        # times one: kernels have a weight in every norm of heads
         q = k = NormWeight("rms", a.qk_norm.eps, make.ones(a.head_dim))
     elif a.qk_norm_over == "heads_apart":
         q = _norm_of_heads(make, at + "q_norm", a.qk_norm, a.heads)

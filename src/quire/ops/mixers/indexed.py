@@ -117,6 +117,7 @@ def block_select(
     chosen = torch.full((len(q), q.shape[1], top_k), NO_TOKEN, dtype=torch.int64, device=q.device)
     for t, lanes in seen_by_token(plan):
         scores = q[t].to(wide) @ rows_at(latents.keys, lanes).to(wide).t()
+        # the last block may be shorter
         scores = F.pad(scores, (0, -len(lanes) % size), value=-math.inf)
         blocks = scores.unflatten(1, (-1, size)).amax(2)
         blocks[:, max(blocks.shape[1] - local, 0) :] = math.inf

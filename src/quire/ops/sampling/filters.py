@@ -25,6 +25,7 @@ def survivors(row: VocabRow, top_k: int, top_p: float, min_p: float) -> Tensor |
     """
     threshold = row.peak + math.log(min_p) if min_p > 0.0 else -math.inf
     if 0 < top_k < row.values.shape[0]:
+        # what is equal to the k-th stays, too
         threshold = max(threshold, row.kth_largest(top_k))
     ids = row.at_least(threshold) if threshold > -math.inf else None
     if top_p >= 1.0:

@@ -359,6 +359,7 @@ def merge_kernel(
     """The shares of a row (program 0) and head (program 1) become one, where there are several."""
     row, head = tl.program_id(0), tl.program_id(1)
     first, stop = tl.load(starts + row), tl.load(starts + row + 1)
+    # a row that one program has is finished there
     if stop > first + 1:
         s, d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
         top = tl.full((1,), float("-inf"), tl.float32)

@@ -60,6 +60,7 @@ def pack_codes_of_experts(
     return triton_linear.pack(wide, bias, None, is_fixed=is_fixed)
 
 
+# said once, and not for each layer
 @cache
 def _say_widened(dtype: torch.dtype, why: str) -> None:
     logger.warning(

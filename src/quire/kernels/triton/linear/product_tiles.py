@@ -30,6 +30,7 @@ FEW, MORE, MANY = 16, 64, 128
 MOST_FEW, MOST_MORE = 16, 256
 """Rows of a product in the first two classes, at most."""
 
+# of an H100 (SXM)
 _SMS = 132
 _BYTES_IN_FLIGHT = 4 << 20
 _RUN = 128

@@ -167,6 +167,7 @@ def _channel_delta(make: Maker, at: str, m: ChannelDelta) -> ChannelDeltaLayer:
 
 def _lightning(make: Maker, at: str, m: Lightning) -> LightningLayer:
     project = make.linear(at + "in", *(at + part for part in ("q", "k", "v")))
+    # the slopes of ALiBi, times the layer's own factor
     slopes = [m.slope * 2 ** (-8 * i / m.heads) for i in range(1, m.heads + 1)]
     return LightningLayer(
         make.ops,
