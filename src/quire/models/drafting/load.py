@@ -70,6 +70,7 @@ def read_ids(network: DraftNetwork, folder: Path, load_format: LoadFormat) -> di
     if network.ids is None or load_format == "dummy":
         return {}
     with closing(open_files(load_format, folder, network.spec)) as files:
+        # a copy, which does not end with the file
         return {network.ids: files.read(network.ids).clone()}
 
 
@@ -91,6 +92,7 @@ def read_token_ids(
         offsets = files.read(network.ids).flatten().to(torch.int64)
     if len(offsets) != spec.vocab:
         raise LoadError(f"{folder}: {network.ids} has {len(offsets)} entries for {spec.vocab} ids.")
+    # the tensor has how far the target's ids are from the network's
     ids = places + offsets
     if ids[0] < 0 or ids[-1] >= spec.inputs.vocab:
         raise LoadError(f"{folder}: {network.ids} gives ids that the target does not have.")

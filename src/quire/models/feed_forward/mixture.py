@@ -213,6 +213,8 @@ class SharedExperts:
             args = replace(self.args, weighs_input=False)
             with self._rows_of(None if slots is None else slots[token]):
                 results[token, choice] = self.ops.moe(rows, own, ones, self.experts, args)
+        # by choice and not as sums: these are made in the order of choices, as one worker makes
+        # them
         every = self.group.gather(results.flatten(1)).unflatten(2, (top_k, width))
         tokens, choices = torch.arange(num_tokens)[:, None], torch.arange(top_k)
         return weighted_sum(every[tokens, whose, choices], weights).to(h.dtype)
@@ -340,6 +342,7 @@ class MixtureMaker:
             _experts(make, f"{at}experts.{e}", m, [f"{at}experts.{e}."], is_adaptable=False)
             for e in spread.experts
         )
+        # rows are weighed before they are sent
         spread.add_layer(LocalExperts(make.ops, here, replace(args, weighs_input=False)))
         return DistributedExperts(m.experts, spread, args)
 

@@ -224,6 +224,7 @@ class VisionEncoder:
         """The samples of the learned grid [T, C] at the patches of a layout."""
         samples: dict[tuple[int, int], Tensor] = {}
         for frame in layout.frames:
+            # frames of one size are sampled once
             if frame not in samples:
                 found = sampled_grid(table, grid.sampling, *frame)
                 samples[frame] = found.to(self.dtype)
@@ -243,6 +244,7 @@ class VisionEncoder:
             rows, columns, turns = (torch.zeros(total, device=self.device) for _ in range(3))
             rows[places.patches] = self._on_device(places.layout.rows).float()
             columns[places.patches] = self._on_device(places.layout.columns).float()
+            # class tokens stay as they are
             turns[places.patches] = 1
             mixer = self.spec.blocks[0].mixer
             assert isinstance(mixer, Attention)

@@ -160,6 +160,7 @@ class GatedDelta:
         return RecurrentState(
             (self.kernel - 1) * self.conv_width,
             self.width * self.key_dim,
+            # the op with another strength is plain torch's alone
             has_kernels=self.strength == 1.0,
         )
 

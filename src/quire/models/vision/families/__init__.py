@@ -71,6 +71,7 @@ def read_vision(config: Mapping[str, Any], width: int) -> tuple[VisionModel, tup
         raise UnsupportedArchitecture(_refusal("The vision encoder", tower_kind, TOWERS))
     reference = tower_reference(tower_kind) or tower_reference(tower_kind_of(kind))
     if reference is not None:
+        # inner objects leave out what is transformers' default
         given = defaults_of(reference, given) | given
     of_whole = whole_reference(kind)
     own = {key: value for key, value in whole.items() if key not in config or key in _OF_BOTH}

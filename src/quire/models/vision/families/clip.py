@@ -166,6 +166,7 @@ SIGLIP = TowerFamily(
     ("siglip_vision_model",),
     _describe_siglip,
     (*RULES, _NORM),
+    # the head pools to one vector, which no decoder reads
     ignored=(r"embeddings\.position_ids", r"head\..*"),
 )
 SIGLIP2 = TowerFamily(

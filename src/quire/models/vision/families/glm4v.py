@@ -62,6 +62,7 @@ def _tower(c: ConfigReader, attn: Attention, feed: Mlp, inner: int) -> VisionTow
         Merge(),
         Project(out, cells=merge**2, is_kernel=True),
         Project(out, bias=False),
+        # torch's default for epsilon, which no key changes
         NormStep(Norm("layer", 1e-5, bias=True), "gelu"),
         Project(inner, bias=False, act=feed.act, gated=True),
         Project(out, bias=False),

@@ -38,6 +38,7 @@ def _describe_intern(c: ConfigReader) -> VisionTower:
     kind = c.choice_of("norm_type", "layer_norm", "rms_norm", absent="layer_norm")
     eps = c.number("layer_norm_eps", 1e-6)
     norm = Norm("layer", eps, bias=True) if kind == "layer_norm" else Norm("rms", eps)
+    # transformers leaves the default of this norm, whatever layer_norm_eps is
     qk_norm = Norm("rms", 1e-6) if c.flag("use_qk_norm", False) else None
     attn = vision_attention(
         c, qkv_bias=c.flag("attention_bias", False), qk_norm=qk_norm, qk_norm_over="full"
@@ -71,6 +72,7 @@ def _merged(c: ConfigReader, tower: VisionTower, width: int, act: Activation) ->
     merge = round(1 / ratio)
     if merge * ratio != 1.0 or tower.keeps_class:
         raise unsupported("downsample_ratio", ratio, "one by a whole number, without class tokens")
+    # torch's default for epsilon, which no key changes
     norm = NormStep(Norm("layer", 1e-5, bias=True))
     steps = (Merge(), norm, Project(width, act=act), Project(width))
     return replace(tower, merge=merge, connector=steps)

@@ -131,6 +131,7 @@ def _describe_3(c: ConfigReader) -> VisionTower:
         tower,
         positions=LearnedGrid(round(places**0.5), "bilinear_corners"),
         connector=(normed, merge, *products),
+        # these norm whole cells, and the last connector each patch
         deepstack=tuple((layer, (merge, normed, *products)) for layer in layers),
     )
 
