@@ -86,6 +86,7 @@ class ReadAhead:
                 with self._changed:
                     self._ready[leaf.name] = values
                     self._changed.notify_all()
+            # kept as the failure, so that nobody waits for it forever
             raise AssertionError("a leaf was asked for that is not among those to be read")
         # whatever it is: the thread that builds the model waits for a leaf, and raises it there
         except BaseException as error:

@@ -108,6 +108,7 @@ def save_leaves(
         raise InvalidParameter("max_size", max_size, "a number of bytes, or None")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # an earlier save may have had more parts
         for old in folder.glob(_name(rank, stage, "*")):
             old.unlink()
         return [

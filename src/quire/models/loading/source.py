@@ -88,9 +88,11 @@ def locate(
     fetch = partial(_fetch, str(model), revision, token, download_dir)
     found = fetch(_patterns(what, load_format))
     if what in ("weights", "all") and any(found.glob("*_Dense/config.json")):
+        # these are in folders, where other weights are ignored as copies
         fetch(_DENSE, ignored=[])
     if load_format != "auto" or what not in ("weights", "all"):
         return found
+    # one after the other: a repository may have all kinds, and each is as large as the model
     for other in ("mistral", "pt"):
         if any(found.glob("*.safetensors")):
             break

@@ -262,6 +262,7 @@ class WeightBuilder:
             leaf = self._left.pop(name)
             values = self._values(leaf)
             part = out[at : at + leaf.shape[0]]
+            # a GPU copies from pinned memory while the next leaf is looked up
             part.copy_(values, non_blocking=True)
             if leaf.scale != 1.0:
                 part.mul_(leaf.scale)

@@ -103,7 +103,7 @@ def vectors_of(picture: Picture, patch: PatchEmbedding) -> Tensor:
     size = patch.size
     count, channels, height, width = picture.pixels.shape
     rows, columns = height // size, width // size
-    # a convolution leaves out what is no whole patch, too
+    # a convolution leaves out what is not a whole patch, too
     x = picture.pixels[:, :, : rows * size, : columns * size]
     x = x.reshape(count, channels, rows, size, columns, size)
     return x.permute(0, 2, 4, 1, 3, 5).reshape(count * rows * columns, patch.inputs)

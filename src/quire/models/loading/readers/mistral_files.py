@@ -57,6 +57,7 @@ class MistralFiles:
         tensor = self._files.read(self._stored[name])
         if not name.endswith(("self_attn.q_proj.weight", "self_attn.k_proj.weight")):
             return tensor
+        # these files rotate neighbours, and those on the hub halves of a head
         pairs = tensor.view(-1, self._head_dim // 2, 2, tensor.shape[1])
         return pairs.transpose(1, 2).reshape(tensor.shape)
 

@@ -58,6 +58,7 @@ class StreamedFiles:
         try:
             with self._streamer() as streamer:
                 streamer.stream_file(str(file))
+                # the streamer's own memory ends with it
                 return {name: tensor.clone() for name, tensor in streamer.get_tensors()}
         except Exception as error:  # the package raises several kinds of its own
             raise CorruptCheckpoint(f"{file} cannot be streamed: {error}") from error
