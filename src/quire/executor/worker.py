@@ -240,6 +240,7 @@ class Worker(WeightMethods):
         if is_checkpoint_format is not True:
             hint = "Name and store the tensors as a checkpoint does."
             raise NotBuiltYet("is_checkpoint_format", is_checkpoint_format, hint)
+        self.weights.released()  # a snapshot that is being written holds the old ones in memory
         self._reload(weights_iterator, weights_path)
         self.weights.replaced()
 
