@@ -102,7 +102,11 @@ class MessageDecoder(Generic[T]):
     Arrays are read-only views of the frames' memory, which they keep alive.
     """
 
-    def __init__(self, kind: type[T]) -> None:
+    def __init__(self, kind: type[T], *, takes_functions: bool = True) -> None:
+        """takes_functions: where the environment allows them; False: for what comes from outside of
+        the engine's processes.
+        """
+        self._takes_functions = takes_functions
         self._decoder = msgspec.msgpack.Decoder(
             kind, ext_hook=self._extension, dec_hook=_checked, strict=True
         )
@@ -122,7 +126,7 @@ class MessageDecoder(Generic[T]):
             self._frames = ()
 
     def _extension(self, code: int, data: memoryview) -> object:
-        if code == FUNCTION:
+        if code == FUNCTION and self._takes_functions:
             return unpack_function(bytes(data))
         if code != _ARRAY:
             raise BadMessage(f"unknown extension {code}")

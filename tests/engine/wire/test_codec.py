@@ -33,6 +33,7 @@ from quire.processes.codec import (
     core_header,
     read_core_header,
 )
+from quire.processes.functions import FUNCTION
 from quire.step.columns import LogprobColumns, PooledOutput, PromptLogprobs, RoutedExperts
 from quire.step.media import MediaItem
 from quire.step.part import VerifiedDrafts
@@ -281,6 +282,14 @@ def array_frame(dtype, shape, place):
 def test_hostile_frames_are_refused(frames):
     with pytest.raises(BadMessage):
         MessageDecoder(UtilityOutput).decode(frames)
+
+
+def test_functions_come_from_processes_of_the_engine_alone(monkeypatch):
+    monkeypatch.setattr("quire.processes.codec.unpack_function", lambda data: len)
+    frames = [msgspec.msgpack.encode([msgspec.msgpack.Ext(FUNCTION, b"")])]
+    assert MessageDecoder(list).decode(frames) == [len]
+    with pytest.raises(BadMessage, match="extension"):
+        MessageDecoder(list, takes_functions=False).decode(frames)
 
 
 def test_an_array_of_another_type_than_the_message_has_is_refused():

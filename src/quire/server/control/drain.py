@@ -125,7 +125,8 @@ class _Follower:
     async def _follow(self, message: bytes) -> None:
         handed, handle = self._engine.handed_over, self._handle
         assert handed is not None, "it has given the stream"
-        decoder, unpacker = MessageDecoder(EngineCoreOutputs), Unpacker()
+        decoder = MessageDecoder(EngineCoreOutputs, takes_functions=False)
+        unpacker = Unpacker()
         try:
             async with contextlib.aclosing(self._target.follow(message)) as parts:
                 async for part in parts:
@@ -195,7 +196,7 @@ def _stream_in(body: bytes) -> HandedStream:
     """The message of a body. Raises InvalidParameter."""
     try:
         [frames] = Unpacker().feed(body)
-        return MessageDecoder(HandedStream).decode(frames)
+        return MessageDecoder(HandedStream, takes_functions=False).decode(frames)
     except (BadMessage, ValueError) as error:
         raise InvalidParameter("body", body[:16], f"a stream to go on with ({error})") from None
 
