@@ -19,12 +19,17 @@ from quire.server.context import RouteEntry, Server
 from quire.server.control.drain import DRAIN_ROUTES
 from quire.server.control.weight_routes import WEIGHT_ROUTES
 from quire.server.endpoint_plugins import EndpointPlugins
+from quire.server.http.acceptor import most_connections
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
 from quire.server.page.history import keep_history
 from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO
 
 _MOST_ADMINISTRATORS = 16
-"""Connections to the port of the administration."""
+"""Connections to the port of the administration, besides streams that are taken over."""
+_TAKEN_SHARE = 4
+"""The part of all connections that such streams may be, each of which is one, where this port is
+another one than that of clients.
+"""
 
 _SWITCH_S = 0.5e-3
 """The longest that a thread keeps the interpreter when the loop wants it, which is after every
@@ -59,11 +64,15 @@ async def serve(
     with_admin = args.enable_admin and admin_listener is None
     app = await _public_app(server, access, args, with_admin=with_admin)
     # two apps over one server: what controls the engine is not reachable where clients are
-    served = [(make_listener(app, how), listener)]
+    most, most_taken = most_connections(), 0
+    if admin_listener is not None and not server.in_flight.has_neighbours:
+        most_taken = most // _TAKEN_SHARE
+    served = [(make_listener(app, how, most - most_taken), listener)]
     if admin_listener is not None:
         routes = (*HEALTH_ROUTES, *ADMIN_ROUTES, *DRAIN_ROUTES, *WEIGHT_ROUTES)
         app = build_app(server, access, routes)
-        served.append((make_listener(app, how, _MOST_ADMINISTRATORS), admin_listener))
+        limit = _MOST_ADMINISTRATORS + most_taken
+        served.append((make_listener(app, how, limit), admin_listener))
 
     def begin() -> None:
         if siblings.on_started is not None:
