@@ -367,7 +367,8 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         if self.refuses is not None:
             raise CapacityError(self.refuses)
         try:
-            self._admission.check(count)
+            # those of other servers' clients have no state here, which would count them
+            self._admission.check(count + len(self.front_end.taken_over))
         except CapacityError:
             self.front_end.stats.note_rejected(self._admission.num_rejected)
             raise
