@@ -227,7 +227,9 @@ def _origin(
 ) -> list[str]:
     """The answer of `Worker.name_origin`."""
     parts = root_parts(config, platform, kv_cache.pool, files, place)
-    return parts.origin(kept_digests(), repr(config.sampling))
+    # a shorter limit would end streams that go on here earlier
+    drawn = config.sampling, config.model.max_model_len
+    return parts.origin(kept_digests(), repr(drawn))
 
 
 def _whole_spec(
