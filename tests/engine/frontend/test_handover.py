@@ -113,6 +113,25 @@ def test_a_refusal_of_the_other_server_is_not_the_streams_end(scene):
     assert not supervised.outputs and supervised.taken_back[0].output_token_ids == [10, 11]
 
 
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+def test_tokens_before_the_other_server_gave_up_are_not_computed_again(scene, reason):
+    supervised, handed, give, closed = scene
+    give()
+    handed.take(5, outputs(1, [12], reason))
+    [last] = supervised.outputs
+    assert last.token_ids == [12] and not last.finished and not closed
+    assert supervised.taken_back[0].output_token_ids == [10, 11, 12] and len(handed) == 0
+
+
+def test_streams_of_a_drain_that_failed_are_all_sent_again(scene):
+    supervised, handed, give, _ = scene
+    supervised.journal.add(request(6))
+    give()
+    handed.send_again([5, 6, 7])
+    assert [each.handle for each in supervised.taken_back] == [5, 6] and len(handed) == 0
+    assert supervised.taken_back[0].output_token_ids == [10, 11]
+
+
 def test_a_client_that_leaves_closes_the_connection(scene):
     supervised, handed, give, closed = scene
     give()

@@ -21,6 +21,9 @@ from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.params import SamplingParams
 
+_GIVEN_UP = (FinishReason.ERROR, FinishReason.ABORT)
+"""Ends that are not of the stream: no client of the other server's could have left it."""
+
 
 class HandedOver:
     """Gives streams away and takes them back.
@@ -35,6 +38,8 @@ class HandedOver:
         self._cores: dict[int, int] = {}
         """Streams -> the core that had them."""
         self._closers: dict[int, Callable[[], object]] = {}
+        self.is_asking = False
+        """Whether another server is being asked to go on with streams: none is taken over."""
 
     def __len__(self) -> int:
         return len(self._journal)
@@ -69,23 +74,24 @@ class HandedOver:
         return msgspec.structs.replace(request, params=own, data_parallel_rank=None)
 
     def take(self, handle: int, outputs: EngineCoreOutputs) -> None:
-        """Take in what the other server sends of a stream. Where it refuses the stream, that goes
-        on here.
+        """Take in what the other server sends of a stream. Where it refuses the stream or ends it
+        without its result, that goes on here.
         """
         entry = self._journal.entries.get(handle)
         if entry is None:
             return
-        ends = outputs.finished
-        is_refused = any(end.reason is FinishReason.ERROR for end in ends)
-        if is_refused and not outputs.token_ids:
-            self.take_back([handle])
-            return
         own = _renamed(outputs, handle)
         own.engine_index = self._cores[handle]
+        is_given_up = any(end.reason in _GIVEN_UP for end in own.finished)
+        if is_given_up:
+            own.finished = []
         self._journal.take(own)
         if own.finished:
             self._forget(handle)
-        self._supervisor.deliver(own)
+        if own.handles or not is_given_up:
+            self._supervisor.deliver(own)
+        if is_given_up:
+            self.take_back([handle])
         self._announce()
 
     def take_back(self, handles: Iterable[int]) -> None:
@@ -96,6 +102,17 @@ class HandedOver:
                 continue
             self._forget(handle)
             self._supervisor.take_back(entry)
+        self._announce()
+
+    def send_again(self, handles: Iterable[int]) -> None:
+        """A drain has failed, after which cores may have dropped some of these: none is away, and
+        all are sent to cores anew.
+        """
+        for handle in handles:
+            if handle in self:
+                self.take_back([handle])
+            elif (found := self._supervisor.release(handle)) is not None:
+                self._supervisor.take_back(found[1])
         self._announce()
 
     def abort(self, handles: Collection[int]) -> None:

@@ -15,6 +15,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.engine.client.handed_over import HandedOver
 from quire.engine.wire.handover import (
     ALIVE,
     BEAT_S,
@@ -51,26 +52,31 @@ async def drain(server: Server, request: Request) -> Response:
     """Have another server go on with the streams, and accept no more requests."""
     body = await server.read(request, DrainRequest)
     target = DrainTarget.of(body.target, body.api_key)
-    if server.in_flight.has_neighbours or server.engine.handed_over is None:
+    handed = server.engine.handed_over
+    if server.in_flight.has_neighbours or handed is None:
         text = "Streams are handed over by a server with one process and max_core_restarts above 0."
         raise Refusal(501, text)
-    if server.in_flight.is_draining:
+    if server.in_flight.is_draining or handed.is_asking:
         raise Refusal(409, "The server is draining already.")
-    origin = await server.engine.get_origin()
-    question = packed(MessageEncoder().encode(HandedStream(VERSION, origin)))
+    handed.is_asking = True
     try:
+        origin = await server.engine.get_origin()
+        question = packed(MessageEncoder().encode(HandedStream(VERSION, origin)))
         has_same_root = await target.ask(question)
     except LinkLost as error:
         raise Refusal(error.status, f"{body.target} takes no streams: {error}") from None
+    finally:
+        handed.is_asking = False
     server.in_flight.is_draining = True
     server.engine.refuses = f"This server is drained: ask {body.target}."
     try:
-        given = await _hand_over(server, target, origin)
+        given = await _hand_over(server, handed, target, origin)
     except BaseException:
         server.in_flight.is_draining, server.engine.refuses = False, None
         raise
     logger.info("%d streams go on at %s.", given, body.target)
-    left = server.engine.front_end.outputs.num_unfinished - len(server.engine.handed_over)
+    front_end = server.engine.front_end
+    left = front_end.outputs.num_unfinished + len(front_end.taken_over) - len(handed)
     return json_response(
         {
             "status": "draining",
@@ -82,15 +88,18 @@ async def drain(server: Server, request: Request) -> Response:
     )
 
 
-async def _hand_over(server: Server, target: DrainTarget, origin: Origin) -> int:
-    """Begin a connection for each stream; returns how many there are."""
+async def _hand_over(
+    server: Server, handed: HandedOver, target: DrainTarget, origin: Origin
+) -> int:
+    """Begin a connection for each stream; returns how many there are. Where that fails, all go on
+    here.
+    """
     engine = server.engine
-    handed = engine.handed_over
-    assert handed is not None, "it was asked for"
     was_paused = await engine.is_paused()
-    if not was_paused:  # what the steps in flight compute has come when this returns
-        await engine.pause_generation("keep", clear_cache=False)
+    handles: list[int] = []
     try:
+        if not was_paused:  # what the steps in flight compute has come when this returns
+            await engine.pause_generation("keep", clear_cache=False)
         handles = handed.candidates()
         transfers = dict(await engine.hand_over(handles))
         count = 0
@@ -100,6 +109,10 @@ async def _hand_over(server: Server, target: DrainTarget, origin: Origin) -> int
             if request is not None:
                 link.start(HandedStream(VERSION, origin, request))
                 count += 1
+    except BaseException:
+        # one of several cores may have dropped its requests before another one died
+        handed.send_again(handles)
+        raise
     finally:
         if not was_paused:
             await engine.resume_generation()
@@ -145,6 +158,12 @@ class _Follower:
 async def take_over(server: Server, request: Request) -> Response:
     """Go on with a stream of another server, or say whether that could be."""
     stream = _stream_in(await server.read_bytes(request))
+    if server.in_flight.has_neighbours:
+        raise Refusal(501, "Streams are taken over by a server with one process.")
+    handed = server.engine.handed_over
+    # refused before anything stops there; that includes a server that would drain to itself
+    if server.in_flight.is_draining or (handed is not None and handed.is_asking):
+        raise Refusal(503, "The server is draining.")
     own = await server.engine.get_origin()
     if stream.version != VERSION:
         raise Refusal(409, f"The version of messages is {VERSION} here.")
@@ -154,8 +173,6 @@ async def take_over(server: Server, request: Request) -> Response:
     has_same_root = bool(own.root) and own.root == stream.origin.root
     if stream.request is None:
         return json_response({"same_root": has_same_root})
-    if server.in_flight.is_draining:
-        raise Refusal(503, "The server is draining.")
     _check(stream.request)
     outputs: asyncio.Queue[EngineCoreOutputs | None] = asyncio.Queue()
     handle = server.engine.take_over(stream.request, outputs.put_nowait)

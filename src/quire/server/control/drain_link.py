@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 SILENT_S = 10.0
 """Seconds without a sign of life after which the other server counts as dead."""
+ASK_S = 120.0
+"""Seconds for the answer to a question: who asks, and who is asked, may have to read the model's
+files, for their digests.
+"""
 _READ_BYTES = 1 << 16
 _MOST_BYTES = 1 << 16
 """Bytes of a reply that is not a stream."""
@@ -51,24 +55,27 @@ class DrainTarget:
         except ValueError:
             parts, port = urlsplit(""), 0
         has_more = parts.query or parts.fragment or parts.username is not None
-        if parts.scheme not in ("http", "https") or not parts.hostname or has_more:
+        is_address = parts.scheme in ("http", "https") and parts.hostname and url.isascii()
+        if not is_address or has_more:
             raise InvalidParameter("target", url, "the address of a server, http://host:port")
-        if api_key is not None and not api_key.isprintable():
-            raise InvalidParameter("api_key", "***", "printable characters")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise InvalidParameter("api_key", "***", "printable ASCII characters")
         path = parts.path.rstrip("/") + _PATH
         return cls(parts.hostname, port, path, parts.scheme == "https", api_key)
 
     async def ask(self, message: bytes) -> bool:
         """Whether the server has the same root. Raises LinkLost if it takes no streams."""
-        async with contextlib.aclosing(self.follow(message)) as parts:
+        async with contextlib.aclosing(self.follow(message, ASK_S)) as parts:
             found = b"".join([part async for part in parts])
         try:
             return bool(json.loads(found)["same_root"])
         except (ValueError, KeyError, TypeError):
             raise LinkLost("it is not a server of Quire") from None
 
-    async def follow(self, message: bytes) -> AsyncGenerator[bytes]:
-        """Send a message, and yield the body of the reply as it comes. Raises LinkLost."""
+    async def follow(self, message: bytes, silent_s: float | None = None) -> AsyncGenerator[bytes]:
+        """Send a message, and yield the body of the reply as it comes. Raises LinkLost, also where
+        nothing comes for `silent_s` (None: `SILENT_S`).
+        """
         import h11  # few servers are drained
 
         try:
@@ -82,7 +89,7 @@ class DrainTarget:
             async with asyncio.timeout(SILENT_S):
                 writer.write(self._sent(connection, message))
                 await writer.drain()
-            async for part in _reply(connection, reader):
+            async for part in _reply(connection, reader, silent_s or SILENT_S):
                 yield part
         except (OSError, TimeoutError) as error:
             raise LinkLost(f"the connection is lost ({error or 'no sign of life'})") from None
@@ -107,7 +114,9 @@ class DrainTarget:
         return b"".join(connection.send(event) or b"" for event in events)
 
 
-async def _reply(connection: h11.Connection, reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:
+async def _reply(
+    connection: h11.Connection, reader: asyncio.StreamReader, silent_s: float
+) -> AsyncGenerator[bytes]:
     """The body of a reply that is one; raises LinkLost with the message of a refusal."""
     import h11
 
@@ -115,7 +124,7 @@ async def _reply(connection: h11.Connection, reader: asyncio.StreamReader) -> As
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            async with asyncio.timeout(SILENT_S):
+            async with asyncio.timeout(silent_s):
                 connection.receive_data(await reader.read(_READ_BYTES))
         elif isinstance(event, h11.Response):
             status = event.status_code
