@@ -39,7 +39,6 @@ def test_ray_runs_one_worker_as_it_runs_many(folder):
     [
         {"enable_return_routed_experts": True, "pipeline_parallel_size": 2},
         {"decode_context_parallel_size": 2},
-        {"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2},
     ],
     ids=str,
 )
@@ -118,7 +117,9 @@ WHOLE_PLAN = {
     *("engine.process.core_main", "engine.process.core_pool", "engine.process.start_message"),
     *("engine.data_parallel.handshake", "engine.data_parallel.headless"),
     "engine.data_parallel.core_actor",
+    "engine.client.inproc",
     *("server.fleet.api_server", "server.fleet.fleet"),
+    *("server.fleet.port_server", "server.fleet.port_servers"),
 }
 """Who may have the whole plan: they make it, send it, assemble from it, or show it to programs."""
 

@@ -92,7 +92,10 @@ def test_a_server_follows_its_trainer(running, client, folders):
 
 
 def test_states_and_faults_are_replies(running, client):
-    assert client.post("/update_weights", json={"update_info": {"names": []}}).status_code == 400
+    assert client.post("/update_weights", json={"update_info": []}).status_code == 400
+    assert client.post("/update_weights", json={"update_info": {"names": []}}).status_code == 409
+    connected = client.post("/init_weight_transfer_engine", json={"init_info": {}})
+    assert connected.status_code == 200, connected.text
     pieces, kind = iter([b'{"is_checkpoint_format":', b"0}"]), {"Content-Type": "application/json"}
     chunked = client.post("/start_weight_update", content=pieces, headers=kind)
     assert chunked.status_code == 400
