@@ -30,7 +30,7 @@ def over_workers(monkeypatch, ask, sizes):
     answers = []
     for size in sizes:
         opener = partial(open_uniproc, num_workers=size)
-        monkeypatch.setattr(builder, "find_executor", {"uni": opener}.__getitem__)
+        monkeypatch.setattr(builder, "find_executor", lambda parallel, opener=opener: opener)
         answers.append(ask())
     return answers
 

@@ -105,6 +105,7 @@ WHERE_NONE = {
     "shared": Mlp(8),
     "softcap": 1.0,
     "qk_norm": Norm(),
+    "query_norm": Norm(),
     "clamp": 0.5,
     "clip": 0.3,
     "bound": 0.3,

@@ -180,7 +180,7 @@ REFUSED = {
         {"is_decoder": False},
         "its tokens see those after them",
     ),
-    "positions": ("CpmAntForCausalLM", {}, "counts them by itself"),
+    "a cache of its own": ("CpmAntForCausalLM", {}, "more than keys and values of each token"),
     "an encoder": ("LlamaForCausalLM", {"is_encoder_decoder": True}, "it has an encoder"),
     "rope by step": (
         "LlamaForCausalLM",
