@@ -44,6 +44,20 @@ def test_a_process_may_end_or_import_torch_meanwhile():
     assert printed("import torch; print(torch.zeros(1).item())") == ["0.0"]
 
 
+def test_a_fork_finds_whole_libraries():
+    code = """
+import os, signal, time
+time.sleep(0.05)  # while they are loaded
+if os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
+signal.alarm(60)  # a lock that nobody has any more
+print(is_loaded())
+import torch
+print(torch.zeros(1).item())
+"""
+    assert printed(code) == ["True", "0.0"]
+
+
 def test_libraries_that_do_not_load_are_left_to_who_asks():
     code = """
 import quire.hardware.torch_library as ahead

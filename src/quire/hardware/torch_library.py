@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -41,3 +42,6 @@ def load_torch_ahead() -> None:
     folder = Path(spec.submodule_search_locations[0]) / "lib"
     native.load_ahead([str(folder / name) for name in _LIBRARIES])
     atexit.register(native.wait_for_libraries)  # a process must not end while one is loaded
+    if hasattr(os, "register_at_fork"):
+        # the child has no such thread: it would wait for its lock, or use half of a library
+        os.register_at_fork(before=native.wait_for_libraries)
