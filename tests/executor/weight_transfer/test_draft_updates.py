@@ -98,9 +98,10 @@ def test_drafts_that_fail_end_in_refusals_until_they_have_come(target, drafts):
     assert core.refusal is None
     assert same_bits(serve(core), right)
     if method == "eagle3":
-        begin_drafts(core)
-        with pytest.raises(WeightMismatch, match="d2t is not a weight"):
-            send(core, (new | {"d2t": new["d2t"] + 1}).items())
+        for wrong in (new["d2t"] + 1, new["d2t"].int() + 1, new["d2t"][1:]):
+            begin_drafts(core)
+            with pytest.raises(WeightMismatch, match="d2t is not a weight"):
+                send(core, (new | {"d2t": wrong}).items())
     core.shutdown()
 
 

@@ -157,7 +157,7 @@ class WeightUpdate:
             self._tied["head"] = self._look_at(name, tensor)
             return True
         if (fixed := self._plan.fixed.get(name)) is not None:
-            if not torch.equal(fixed, tensor):
+            if fixed.shape != tensor.shape or not torch.equal(fixed, tensor.to(fixed)):
                 raise WeightMismatch(f"{name} is not a weight, and has to be that of the start.")
             return False
         found = self._names.find(name)
