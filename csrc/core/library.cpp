@@ -1,6 +1,7 @@
 #include "core/library.hpp"
 
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -22,10 +23,13 @@ std::thread* loader = nullptr;  // never deleted: the process may end before it 
 void load_ahead(std::vector<std::string> paths) {
     std::lock_guard lock(mutex);
     if (loader != nullptr) return;
-    loader = new std::thread([paths = std::move(paths)] {
-        for (const std::string& path : paths)
-            if (dlopen(path.c_str(), RTLD_NOW) == nullptr) return;  // never closed
-    });
+    try {
+        loader = new std::thread([paths = std::move(paths)] {
+            for (const std::string& path : paths)
+                if (dlopen(path.c_str(), RTLD_NOW) == nullptr) return;  // never closed
+        });
+    } catch (const std::system_error&) {  // no more threads: `import torch` loads them
+    }
 }
 
 void wait_for_libraries() {

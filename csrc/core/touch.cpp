@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -32,7 +33,10 @@ constexpr std::chrono::milliseconds kPause(9);
 TouchAhead::TouchAhead(std::byte* memory, size_t size) {
     const size_t skip = (kPage - reinterpret_cast<uintptr_t>(memory) % kPage) % kPage;
     if (size < skip + kPage) return;
-    thread_ = std::thread(&TouchAhead::run, this, memory + skip, (size - skip) / kPage * kPage);
+    try {
+        thread_ = std::thread(&TouchAhead::run, this, memory + skip, (size - skip) / kPage * kPage);
+    } catch (const std::system_error&) {  // no more threads: who writes waits for the pages
+    }
 }
 
 void TouchAhead::run(std::byte* start, size_t size) {
@@ -80,7 +84,13 @@ void touch_start(std::shared_ptr<Memory> memory) {
     if (!memory->is_mapped()) return;  // smaller memory was cleared by its allocation
     std::lock_guard lock(starts.mutex);
     starts.waiting.push_back(std::move(memory));
-    if (!std::exchange(starts.is_running, true)) std::thread([] { starts.run(); }).detach();
+    if (starts.is_running) return;
+    try {
+        std::thread([] { starts.run(); }).detach();  // which waits for the lock
+        starts.is_running = true;
+    } catch (const std::system_error&) {  // no more threads: the first request waits for the pages
+        starts.waiting.clear();
+    }
 }
 
 TouchAhead::~TouchAhead() {
