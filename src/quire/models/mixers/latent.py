@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from quire.models.layers import PlacedMixer, Projection
@@ -135,7 +136,9 @@ class LatentAttentionLayer:
 
 @dataclass(frozen=True, slots=True)
 class SharedLatentLayer:
-    """Attention over the latents of another layer, whose memory it is called with."""
+    """Attention over the latents of another layer, whose memory it is called with. `queries` makes
+    what is not rotated of all heads, and then what is.
+    """
 
     ops: Ops
     queries: LinearWeight
@@ -155,12 +158,13 @@ class SharedLatentLayer:
     ) -> Tensor:
         """h [T, C] -> [T, C]; the other layer has written this step's latents."""
         ops = self.ops
-        q = ops.linear(h, self.queries).unflatten(1, (self.heads, -1))
-        q = self.temper(q, positions)
-        plain, turned = q[..., : self.unrotated], q[..., self.unrotated :]
+        q = self.temper(ops.linear(h, self.queries)[:, None], positions).flatten(1)
+        border = self.heads * self.unrotated
+        plain = q[:, :border].unflatten(1, (self.heads, self.unrotated))
+        turned = q[:, border:].unflatten(1, (self.heads, self.rotated))
         if self.rotary is not None:
             turned = ops.rope_queries(
-                turned.flatten(1),
+                q[:, border:],
                 positions,
                 heads=self.heads,
                 head_dim=self.rotated,
@@ -236,7 +240,7 @@ def make_latent_attention(
         unrotated=a.unrotated,
         rotary=make.rotary(a.rope),
         scale=a.scale,
-        temper=_tempering(make, at + "temper.", a.temperature, a.heads, a.unrotated + a.rotated),
+        temper=_tempering(make, at + "temper.", a.temperature, a.unrotated + a.rotated),
         indexer=indexer,
         choice=None if a.indexer is None else choice,
         gate=gate,
@@ -248,7 +252,14 @@ def make_shared_latents(
 ) -> SharedLatentLayer:
     """The same for a mixer over the latents of another layer."""
     assert a.q_rank is None and not a.gate, "queries of the hidden states alone"
-    queries = make.linear(at + "q", at + "q")
+
+    def in_parts(rows: Tensor) -> Tensor:
+        # columns that are rotated lie side by side: a recorded step cannot copy them together
+        by_head = rows.unflatten(0, (a.heads, -1))
+        parts = by_head[:, : a.unrotated], by_head[:, a.unrotated :]
+        return torch.cat([part.flatten(0, 1) for part in parts])
+
+    queries = make.linear(at + "q", at + "q", change=in_parts)
     absorb, values = _halves(make, at, a)
     return SharedLatentLayer(
         ops=make.ops,
@@ -261,7 +272,7 @@ def make_shared_latents(
         rotated=a.rotated,
         rotary=make.rotary(a.rope),
         scale=a.scale,
-        temper=_tempering(make, at + "temper.", a.temperature, a.heads, a.unrotated + a.rotated),
+        temper=_tempering(make, at + "temper.", a.temperature, a.unrotated, a.rotated),
         choice=None if a.indexer is None else choice,
     )
 
@@ -281,26 +292,28 @@ def make_indexer(make: Maker, at: str, indexer: Indexer) -> IndexerLayer:
         heads=indexer.heads,
         dim=indexer.dim,
         top_k=indexer.top_k,
-        temper=_tempering(make, at + "temper.", indexer.temperature, indexer.heads, indexer.dim),
+        temper=_tempering(make, at + "temper.", indexer.temperature, indexer.dim),
     )
 
 
 def _tempering(
-    make: Maker, at: str, t: Temperature | LearnedTemperature | None, heads: int, dim: int
+    make: Maker, at: str, t: Temperature | LearnedTemperature | None, *widths: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function of queries [T, H, D] and their positions that scales them."""
+    """The function of queries and their positions that scales them: [T, H, D], of one width, or
+    [T, 1, H * (D + E)], of the heads' first D numbers and then of their other E.
+    """
     if not isinstance(t, LearnedTemperature):
         return tempering(make, t)
 
     def for_each(numbers: Tensor) -> Tensor:
-        return numbers.repeat_interleave(dim)
+        return torch.cat([numbers.repeat_interleave(width) for width in widths])
 
     ops, logs = make.ops, make.log_positions()
     scale, bias = (make.tensor(at + part, change=for_each) for part in ("scale", "bias"))
 
     def tempered(q: Tensor, positions: Tensor) -> Tensor:
         grown = ops.multiply(ops.scale_queries(q, positions, logs).flatten(1), scale)
-        return ops.add(grown, ops.multiply(q.flatten(1), bias)).unflatten(1, (heads, dim))
+        return ops.add(grown, ops.multiply(q.flatten(1), bias)).view(q.shape)
 
     return tempered
 
