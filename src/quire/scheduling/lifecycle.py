@@ -268,7 +268,10 @@ class Lifecycle:
     def end(self, request: Request, stop: Stop | None = None) -> None:
         """End a request in any state; stop: with a result, and why."""
         if self.connections is not None:
-            # before the blocks are released: the connector may still have them read
+            # before the blocks are released: the connector may still have them read, by names that
+            # blocks of outputs get only now
+            if request.row >= 0:
+                self.memory.publish(request, request.num_reusable_tokens)
             self.connections.finish(request, stop)
         if request.row >= 0:
             self._leave_row(request)

@@ -195,6 +195,30 @@ def test_a_clock_that_is_set_ends_no_lease_and_no_pull(peers, expected, monkeypa
     assert prefill.settle() == 0 and prefill.server.num_expired == 0
 
 
+def test_blocks_of_an_output_are_pulled_too(peers):
+    prefill, decode = peers()
+    output, params = [], {}
+    prefill.send(7, prompts()[0], FIRST_LEG, max_tokens=2 * BLOCK)
+    while prefill.core.scheduler.requests:
+        step = prefill.core.step()
+        output += step.token_ids
+        params |= {part.handle: part.params for part in step.parts}
+    before = state(decode)
+    decode.send(7, [*prompts()[0], *output], params[7], max_tokens=2)
+    decode.run()
+    assert decode.external_hits - before[0] == (PROMPT + 2 * BLOCK - 1) // BLOCK * BLOCK
+
+
+def test_params_that_are_refused_leave_the_connector_as_it_was(peers, expected):
+    prefill, decode = peers()
+    decode.send(7, prompts()[0], {"do_remote_decode": "yes"})
+    [end] = decode.core.step().finished
+    assert "do_remote_decode" in end.message
+    params = prefill.first_leg(prompts()[0])
+    assert decode.second_leg(prompts()[0], params) == expected[0]
+    assert decode.external_hits == WHOLE
+
+
 def test_an_aborted_request_leaves_nothing(peers, expected):
     prefill, decode = peers()
     params = prefill.first_leg(prompts()[0])

@@ -30,9 +30,9 @@ TEXT = "def add(a, b):\n    return a + b\n" * 4
 BODIES = {
     "greedy": {"temperature": 0},
     "drawn": {"temperature": 1.0, "seed": 7, "logprobs": 2, "frequency_penalty": 0.5},
-    "formed": {"temperature": 1.0, "seed": 3, "structured_outputs": {"regex": "[a-c ]{300}"}},
+    "formed": {"temperature": 1.0, "seed": 3, "structured_outputs": {"regex": "[a-c ]{700}"}},
 }
-TOKENS = 250
+TOKENS = 600
 
 
 def body(name):
