@@ -346,12 +346,15 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         self._release(request.request_id)
         params = request.kv_transfer_params
-        lease = self.lease_of(params) if params and self._is_producer else None
         has_result = request.status in (
             RequestStatus.FINISHED_STOPPED,
             RequestStatus.FINISHED_LENGTH_CAPPED,
         )
-        if lease is None or not has_result:
+        # of a request that was refused for its params, they cannot be read here either
+        if not params or not self._is_producer or not has_result:
+            return False, None
+        lease = self.lease_of(params)
+        if lease is None:
             return False, None
         blocks = request.keyed_blocks()
         if not blocks:
