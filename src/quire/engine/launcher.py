@@ -153,11 +153,11 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     keys = _keys(is_shared=bool(missing)) if missing or ray is not None else None
     if keys is not None and address is not None:
         address = address_here("data_parallel_address", address)
-    experts = None
+    experts = coordinator = None
     folder = make_socket_folder()
     try:
         sockets = _sockets(address, folder, keys)
-        addresses, handshake, coordinator = sockets.addresses, None, None
+        addresses, handshake = sockets.addresses, None
         if parallel.enable_expert_parallel:
             elsewhere = address if missing else None
             coordinator = DPCoordinator(folder, parallel.data_parallel_size, elsewhere, keys)
@@ -170,6 +170,11 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
             endpoint = f"tcp://{address}:{parallel.data_parallel_rpc_port}"
             handshake = HandshakeServer(endpoint, keys, addresses, plan, missing)
     except BaseException:
+        # the port of the handshake may be another program's
+        if coordinator is not None:
+            coordinator.close()
+        if experts is not None:
+            experts.close()
         remove_socket_folder(folder)
         raise
     pool = CorePool(
