@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def read_mac_key(where: str, path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            about = path.stat()
+            about = os.fstat(file.fileno())  # of what is read, whatever the path is now
             found = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise InvalidParameter(where, str(path), f"a file with a key ({error.strerror})") from None
