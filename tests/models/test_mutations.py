@@ -333,8 +333,8 @@ PLAIN = (
 )
 """Models whose facts others of the default run have, too."""
 LONG = ("mistral_large4",)
-"""Models with so many kinds of layers that mutants take longer than those of ten others; that their
-logits are right is in the default run (test_families.py).
+"""Models whose mutants take 20 s, as they have many kinds of layers. The default run compares their
+logits (test_families.py).
 """
 
 
