@@ -118,6 +118,27 @@ def test_shared_parameters_are_read_where_they_are(folder, module, monkeypatch):
     buffer.close()
 
 
+class ActorDied(Exception):
+    """What Ray raises of an engine that is gone."""
+
+
+class GoneClient:
+    """Of an engine that has ended since it met the trainer."""
+
+    def init_weight_transfer_engine(self, init_info):
+        pass
+
+    def shutdown_weight_transfer_engine(self):
+        raise ActorDied
+
+
+def test_a_trainer_leaves_engines_that_are_gone(module):
+    sender = WeightTransferTrainerFactory.trainer_init(
+        IPCTrainerInitInfo(), client=GoneClient(), source=ModuleSource(module)
+    )
+    sender.shutdown()
+
+
 def test_ranks_that_do_not_send_take_part_in_gathering(module):
     sender = WeightTransferTrainerFactory.trainer_init(
         IPCTrainerInitInfo(rank=1), client=None, source=ModuleSource(module)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,9 +16,11 @@ from torch import Tensor
 from quire.distributed.named_tensors import BUFFER_BYTES, TensorMeta, bytes_of, chunks_of
 from quire.distributed.shared_buffer import SharedBuffer, aligned, handle_of
 from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
-from quire.errors import EngineError, InvalidParameter
+from quire.errors import InvalidParameter
 from quire.trainers.clients import WeightSyncClient
 from quire.trainers.sources import WeightSource, described, update_groups
+
+logger = logging.getLogger(__name__)
 
 _ROOT = 0
 _SHARED_BYTES = 16 << 20
@@ -177,8 +179,10 @@ class MemorySender(WeightSender):
         if self._is_root:
             self._close()
             leave = getattr(self._client, "shutdown_weight_transfer_engine", lambda: None)
-            with suppress(EngineError):  # it may be gone, or in another trainer's hands
+            try:
                 leave()
+            except Exception as error:  # it may be gone, which each client tells in its own way
+                logger.info("The engine was not told that its trainer has left: %s", error)
 
     def _close(self) -> None:
         buffer, self._buffer = self._buffer, None
