@@ -216,6 +216,7 @@ class WeightUpdate:
         """Check a tensor's values, and return numbers that differ for tensors that do, but for
         chance: a copy would take their memory.
         """
+        tensor = tensor.contiguous()  # which decides who looks, and so which numbers they are
         found = self._plan.writer.look_at(tensor, adds_up=True)
         has_nan, sums = (_has_nan(tensor), _sums(tensor)) if found is None else found
         if has_nan:
