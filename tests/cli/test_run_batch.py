@@ -74,6 +74,7 @@ def started(source, target, *flags):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_killed_run_is_gone_on_with(source, expected, tmp_path):
     target = tmp_path / "out.jsonl"
     with started(source, target) as process:

@@ -57,6 +57,7 @@ def test_rollouts_with_a_logits_processor_in_another_process():
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_server_inside_of_a_program():
     flags = ("--model", embedded.path(), "--max-model-len", "128", "--reasoning-parser", "qwen3")
     out, _ = run("embedded_server.py", *flags)

@@ -333,6 +333,7 @@ def test_steps_log_their_line(monkeypatch, caplog):
         engine.close()
 
 
+@pytest.mark.full
 def test_an_engine_that_nothing_refers_to_ends_its_core():
     before = set(psutil.Process().children())
     engine = LLMEngine.from_engine_args(EngineArgs(**ARGS), enable_multiprocessing=True)

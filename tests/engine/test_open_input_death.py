@@ -24,6 +24,7 @@ async def collected(stream, on_tokens=lambda num_tokens: None):
 
 
 @pytest.mark.anyio
+@pytest.mark.full
 async def test_a_streamed_prompt_ends_with_one_error_when_its_core_dies():
     params = SamplingParams(
         temperature=0.0, max_tokens=8, ignore_eos=True, output_kind=RequestOutputKind.DELTA

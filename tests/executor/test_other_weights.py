@@ -139,6 +139,7 @@ def test_a_restarted_core_is_told_of_the_folder_again():
 
 
 @pytest.mark.sharp(when=lambda folders: folders == "qwen2")
+@pytest.mark.full
 def test_a_core_that_died_comes_back_with_the_weights_of_the_folder(folders):
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     prompt = {"prompt_token_ids": list(range(3, 20))}

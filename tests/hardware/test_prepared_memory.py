@@ -60,6 +60,7 @@ def test_memory_that_was_freed_is_not_touched_again(prepared):
         del buffer
 
 
+@pytest.mark.full
 def test_one_preparation_at_a_time(prepared):
     NATIVE.prepare_memory(1 << 50)
     assert mapped_mib() < prepared + 128

@@ -332,7 +332,7 @@ PLAIN = (
     *("phimoe", "qwen2_moe", "qwen3", "step3p5"),
 )
 """Models whose facts others of the default run have, too."""
-LONG = ("mistral_large4",)
+LONG = ("deepseek_v4", "mistral_large4")
 """Models whose mutants take 20 s, as they have many kinds of layers. The default run compares their
 logits (test_families.py).
 """

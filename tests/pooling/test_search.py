@@ -55,6 +55,7 @@ def test_other_vectors_would_not_find_them(offline):
     assert max(places(documents[:, :16], questions[:, :16]).values()) >= 3
 
 
+@pytest.mark.full
 def test_the_openai_client_gets_the_same_vectors(offline):
     documents, questions = offline
     with serving(str(FOLDER), "--served-model-name", "minilm", basis=ENCODER) as served:

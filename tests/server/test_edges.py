@@ -390,6 +390,7 @@ def test_t10_weights_that_lie_of_their_places_stop_the_start(folder, lie):
         assert "model.safetensors" in done.stderr
 
 
+@pytest.mark.full
 def test_t11_a_model_s_template_is_kept_in(folder, tmp_path):
     """Templates that reach for Python end their request, whatever they would have done."""
     canary = tmp_path / "canary"

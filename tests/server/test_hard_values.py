@@ -73,6 +73,7 @@ def load(client, name, folder):
     return client.post("/v1/load_lora_adapter", json=body)
 
 
+@pytest.mark.full
 def test_an_adapter_with_such_a_name_is_refused_by_it(served, tmp_path):
     folder = spoil(shutil.copytree(ADAPTERS / "shout", tmp_path / "spoiled"))
     for _ in range(2):
@@ -258,6 +259,7 @@ def test_batches_take_what_a_template_writes(tmp_path):
     assert result["response"]["body"]["usage"]["prompt_tokens"] == len(PLAIN)
 
 
+@pytest.mark.full
 def test_a_spoiled_adapter_stops_the_start(tmp_path):
     folder = spoil(shutil.copytree(ADAPTERS / "shout", tmp_path / "spoiled"))
     command = command_of("--enable-lora", "--lora-modules", f"a={folder}")

@@ -209,6 +209,7 @@ def test_groups_are_those_of_layers():
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_memory_goes_with_a_trainer_that_closes_nothing_and_not_with_its_forks():
     program = """if True:
         import os, sys

@@ -26,7 +26,8 @@ def ids_of(client, handle):
 def valid(method):
     """Arguments that a core's method takes."""
     values = {"name": "a", "lora_id": 1, "folder": "/a", "path": "x", "method": "check_health"}
-    values |= {"init_info": {}, "update_info": {}, "reason": "r", "weight_version": "v", "handles": [1]}
+    values |= {"init_info": {}, "update_info": {}, "reason": "r", "weight_version": "v"}
+    values |= {"handles": [1]}
     parameters = list(inspect.signature(getattr(make_core(), method)).parameters.values())
     return tuple(values[each.name] for each in parameters if each.default is each.empty)
 

@@ -183,6 +183,7 @@ def test_a_loop_that_hangs_is_a_death(engine):
     engine.front_end.client.remote.longest_turn_s = 300.0
 
 
+@pytest.mark.full
 def test_the_other_core_goes_on_when_one_of_two_dies(expected, no_orphans):
     engine = engine_of(data_parallel_size=2)
     served_meanwhile = []
@@ -256,6 +257,7 @@ def test_a_model_that_is_gone_is_no_reason_to_try_for_ever(tmp_path, no_orphans)
         engine.close()
 
 
+@pytest.mark.full
 def test_without_restarts_the_first_death_is_the_end(no_orphans):
     engine = engine_of(max_core_restarts=0)
     try:

@@ -87,6 +87,7 @@ def test_a_core_elsewhere_gives_the_same_and_ends_with_the_front_end(port, elsew
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_core_elsewhere_that_died_takes_its_place_again(port, elsewhere):
     with LLM(**SMALL, data_parallel_rpc_port=port) as llm:
         expected = texts(llm)

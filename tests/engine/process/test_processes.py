@@ -505,6 +505,7 @@ def test_no_core_and_no_socket_outlives_a_killed_front_end(short_path):
     assert left == []
 
 
+@pytest.mark.full
 def test_a_core_leaves_sigterm_to_its_owner_which_ends_it_in_order():
     roomy = SMALL | {"max_model_len": 4096, "num_gpu_blocks_override": 300}
     client = launch_sync(EngineArgs(**roomy).create_engine_config())

@@ -59,6 +59,7 @@ def test_threads_start_with_the_first_work_for_them():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.full
 def test_threads_end_with_their_pool_and_on_resizing():
     gc.collect()  # pools of earlier tests
     before = num_pool_threads(0)

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.full
 def test_spans(run_triton_script):
     """See triton_spans.py."""
     found = run_triton_script(Path(__file__).with_name("triton_spans.py"), interpret=True)

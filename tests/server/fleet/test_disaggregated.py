@@ -107,6 +107,7 @@ def test_params_of_other_types_are_a_bad_request(params, servers):
     assert answer.status_code == 400 and "kv_transfer_params" in answer.json()["error"]["message"]
 
 
+@pytest.mark.full
 def test_the_proxy_of_the_example_streams(servers):
     spec = importlib.util.spec_from_file_location(
         "disaggregated_prefill", ROOT / "examples/servers/disaggregated_prefill.py"

@@ -28,6 +28,7 @@ def last_choice(lines):
     return json.loads(lines[-2].removeprefix("data: "))["choices"][0]
 
 
+@pytest.mark.full
 def test_sigterm_lets_running_requests_end():
     with serving() as server:
         lines = lines_of(server, {**LONG, "max_tokens": 400, "return_token_ids": True})
@@ -70,6 +71,7 @@ def test_the_drain_has_a_bound():
         assert server.wait() == 0, server.log
 
 
+@pytest.mark.full
 def test_a_config_file_gives_flags_and_the_command_line_rules(tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text(

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.server.fleet.test_lifecycle import last_choice, lines_of
 from tests.server.serve_process import command_of, serving
@@ -23,6 +24,7 @@ def family_of(process):
     return [owner, *owner.children(recursive=True)]
 
 
+@pytest.mark.full
 def test_sigterm_to_every_process_drains():
     """The owner, two API servers and the core."""
     with serving("--api-server-count", "2") as server:

@@ -387,6 +387,7 @@ def test_what_the_model_cannot_do_is_not_there(embedder):
     assert reply.status_code == 404
 
 
+@pytest.mark.full
 def test_long_texts_are_cut_where_the_operator_says_so(embedder_folder):
     with served(*embedder_folder, "--truncate-long-inputs") as pair:
         most = pair.get("/v1/models").json()["data"][0]["max_model_len"]
