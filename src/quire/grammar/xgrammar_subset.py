@@ -1,7 +1,7 @@
 """The forms that xgrammar enforces correctly: all others are left to another library.
 
 It ignores what it does not support, with a line on standard error at best, and has bugs (a string
-with a length may have control characters in it, which is no JSON), so this is a list of what was
+with a length may have control characters in it, which is not JSON), so this is a list of what was
 verified in 0.2.8 (tests/grammar/test_xgrammar.py), not of what fails.
 """
 

@@ -100,7 +100,9 @@ def _route(
     async def handler(server: Server, request: Request) -> Response:
         given = None
         if takes is not None:
-            given = await _optional(server, request, takes) if has_body else _query(request, takes)
+            given = (
+                await optional_body(server, request, takes) if has_body else _query(request, takes)
+            )
         args = () if given is None else msgspec.structs.astuple(given)
         try:
             answer = await verb(server.engine, *args)
@@ -145,7 +147,7 @@ _results_encoder = msgspec.json.Encoder(enc_hook=_listed)
 
 async def abort_requests(server: Server, request: Request) -> Response:
     """End requests by their replies' ids, or all."""
-    body = await _optional(server, request, AbortRequest)
+    body = await optional_body(server, request, AbortRequest)
     num_aborted = await server.abort_shown(body.request_ids)
     return json_response({"status": "aborted", "aborted": num_aborted})
 
@@ -166,9 +168,11 @@ async def scale_elastic_ep(server: Server, request: Request) -> Response:
     return json_response({"message": message, "data_parallel_size": size})
 
 
-async def _optional(server: Server, request: Request, type: type[T]) -> T:
+async def optional_body(server: Server, request: Request, type: type[T]) -> T:
     """The body of a request that need not have one."""
-    if request.headers.get("content-length", "0") == "0":
+    # a body in chunks has no length
+    is_chunked = "transfer-encoding" in request.headers
+    if request.headers.get("content-length", "0") == "0" and not is_chunked:
         return type()
     return await server.read(request, type)
 

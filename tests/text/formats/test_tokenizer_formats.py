@@ -21,6 +21,7 @@ from quire.testing import make_checkpoint
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_formats.character_map import CharacterMap
+from quire.text.tokenizer_formats.folder import mistral_file
 
 GOLDEN = json.loads((Path(__file__).parent / "sentencepiece.json").read_text())
 BLANKS = json.loads((Path(__file__).parent / "blanks.json").read_text())
@@ -330,7 +331,7 @@ TEKKENS = {
     "a byte less": (edited(lambda c: c.update(vocab=c["vocab"][:200])), "56 of the 256 bytes"),
     "no room": (edited(lambda c: c["config"].update(default_vocab_size=30)), "which cannot be"),
     "absurd": (edited(lambda c: c["config"].update(default_vocab_size=10**12)), "cannot be"),
-    "pattern": (edited(lambda c: c["config"].update(pattern="(")), "is no BPE model"),
+    "pattern": (edited(lambda c: c["config"].update(pattern="(")), "is not a BPE model"),
     "special": (
         tekken(special_tokens=[{"rank": 99, "token_str": "x"}]),
         "equal texts, or ids beyond 29",
@@ -432,3 +433,11 @@ def test_a_plan_names_the_mode(tmp_path):
         file.unlink()
     write_tekken(folder, tekken())
     assert mode() == "mistral" and mode(skip_tokenizer_init=True) == "hf"
+
+
+def test_the_highest_version_of_mistral_s_files_is_read(tmp_path):
+    for version in ("v1", "v3", "v7m1", "v11"):
+        (tmp_path / f"tokenizer.model.{version}").write_bytes(b"x")
+    assert mistral_file(tmp_path).suffix == ".v11"
+    (tmp_path / "tokenizer.model.v11").unlink()
+    assert mistral_file(tmp_path).suffix == ".v7m1"

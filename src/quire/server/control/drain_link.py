@@ -55,13 +55,14 @@ class DrainTarget:
         except ValueError:
             parts, port = urlsplit(""), 0
         has_more = parts.query or parts.fragment or parts.username is not None
-        is_address = parts.scheme in ("http", "https") and parts.hostname and url.isascii()
+        host = parts.hostname or ""
+        is_address = parts.scheme in ("http", "https") and host and url.isascii()
         if not is_address or has_more:
             raise InvalidParameter("target", url, "the address of a server, http://host:port")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise InvalidParameter("api_key", "***", "printable ASCII characters")
         path = parts.path.rstrip("/") + _PATH
-        return cls(parts.hostname, port, path, parts.scheme == "https", api_key)
+        return cls(host, port, path, parts.scheme == "https", api_key)
 
     async def ask(self, message: bytes) -> bool:
         """Whether the server has the same root. Raises LinkLost if it takes no streams."""

@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import LoadError, NotBuiltYet, WeightUpdateError
+from quire.server.admin import optional_body
 from quire.server.context import RouteEntry, Server
 from quire.server.http.failures import Refusal
-from quire.server.http.json_body import T, json_response
+from quire.server.http.json_body import json_response
 
 
 class InitTransfer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +73,7 @@ async def shutdown_weight_transfer_engine(server: Server, request: Request) -> R
 
 async def start_weight_update(server: Server, request: Request) -> Response:
     """Begin an update; requests wait until it has ended."""
-    body = await _optional(server, request, StartUpdate)
+    body = await optional_body(server, request, StartUpdate)
     await _done(server.engine.start_weight_update(body.is_checkpoint_format))
     return _said("Weight update started")
 
@@ -92,7 +93,7 @@ async def update_weights(server: Server, request: Request) -> Response:
 
 async def finish_weight_update(server: Server, request: Request) -> Response:
     """End an update; requests go on with the new weights."""
-    body = await _optional(server, request, FinishUpdate)
+    body = await optional_body(server, request, FinishUpdate)
     await _done(server.engine.finish_weight_update(body.weight_version))
     return _said("Weight update finished")
 
@@ -146,15 +147,6 @@ async def _done(call: Any) -> Any:
         raise Refusal(409, str(error)) from None
     except LoadError as error:
         raise Refusal(400, str(error)) from None
-
-
-async def _optional(server: Server, request: Request, type: type[T]) -> T:
-    """The body of a request that need not have one."""
-    # a body in chunks has no length
-    is_chunked = "transfer-encoding" in request.headers
-    if request.headers.get("content-length", "0") == "0" and not is_chunked:
-        return type()
-    return await server.read(request, type)
 
 
 def _said(text: str) -> Response:

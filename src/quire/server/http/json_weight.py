@@ -50,7 +50,7 @@ def check_weight(data: bytes, most_containers: int = MOST_CONTAINERS) -> None:
 
 
 def _exponents(outside: bytes) -> int:
-    """Every e, less those of the literals, and those of text that is no JSON."""
+    """Every e, less those of the literals, and those of text that is not JSON."""
     literals = outside.count(b"true") + outside.count(b"false")
     return outside.count(b"e") + outside.count(b"E") - literals
 

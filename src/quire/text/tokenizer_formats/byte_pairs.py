@@ -68,7 +68,7 @@ def build_byte_pairs(
         library = LibraryTokenizer(model)
         cut = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     except Exception as error:  # the library raises bare Exception
-        raise LoadError(f"{place} is no BPE model: {error}.") from error
+        raise LoadError(f"{place} is not a BPE model: {error}.") from error
     whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([cut, whole])
     library.decoder = decoders.ByteLevel()

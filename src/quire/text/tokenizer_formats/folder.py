@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from quire.text.model_files import MOST_VOCABULARY_BYTES, has_file
@@ -25,8 +26,13 @@ def mistral_file(folder: Path) -> Path | None:
     """tekken.json, or the SentencePiece model with the highest version in its name."""
     if has_file(folder / TEKKEN, MOST_VOCABULARY_BYTES):
         return folder / TEKKEN
-    versions = sorted(folder.glob(f"{SENTENCEPIECE}.v*"))
-    return versions[-1] if versions else None
+    versions = folder.glob(f"{SENTENCEPIECE}.v*")
+    return max(versions, key=_version, default=None)
+
+
+def _version(file: Path) -> tuple[list[int], str]:
+    """The numbers of a name such as tokenizer.model.v7m1: v11 comes after v3."""
+    return [int(digits) for digits in re.findall(r"\d+", file.suffix)], file.name
 
 
 def tiktoken_file(folder: Path) -> Path | None:

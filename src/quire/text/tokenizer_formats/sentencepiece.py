@@ -59,7 +59,7 @@ def read_sentencepiece(path: Path) -> ForeignTokenizer:
     try:
         model = _parse(path.read_bytes())
     except (ValueError, IndexError, TypeError, struct.error, OSError) as error:
-        raise LoadError(f"{path} is no SentencePiece model: {error}.") from error
+        raise LoadError(f"{path} is not a SentencePiece model: {error}.") from error
     _check(path, model)
     try:
         library = _build(model)
