@@ -368,7 +368,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
             raise CapacityError(self.refuses)
         try:
             # those of other servers' clients have no state here, which would count them
-            self._admission.check(count + len(self.front_end.taken_over))
+            self._admission.check(count + len(self.front_end.taken_over.streams))
         except CapacityError:
             self.front_end.stats.note_rejected(self._admission.num_rejected)
             raise
