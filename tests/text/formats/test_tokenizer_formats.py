@@ -207,7 +207,7 @@ def test_marks_of_blanks_at_the_ends_are_extra_blanks(tmp_path, text, decoded):
 SPOILED = {
     "empty": (b"", "it has no pieces"),
     "not one": (b"\x0a\xff\xff\xff", "ends in the middle"),
-    "a text": (b"hello world", "no SentencePiece model"),
+    "a text": (b"hello world", "not a SentencePiece model"),
     "a long number": (b"\xff" * 20, "more than 64 bits"),
     "two unknown": (KNOWN + piece("?", 0, 2), "not exactly one piece for what it does not know"),
     "none unknown": (piece("a"), "not exactly one piece"),
