@@ -32,6 +32,7 @@ from quire.processes.start_message import (
 from quire.start_up import without_collections
 
 LOG_FORMAT = "({} pid=%(process)d) %(levelname)s %(name)s: %(message)s"
+SERVER_LOG_FORMAT = "%(asctime)s ({}) %(levelname)s %(name)s: %(message)s"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

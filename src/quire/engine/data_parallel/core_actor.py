@@ -73,7 +73,7 @@ class RayCores:
         connect()
         self.address: str = parallel.data_parallel_address or own_address()
         self._bundles = _bundles(parallel)
-        self._are_workers = parallel.distributed_executor_backend == "ray"
+        self._are_workers = parallel.has_ray_workers
         each = {"CPU": sum(bundle["CPU"] for bundle in self._bundles)}
         self._nodes: dict[int, Sequence[str]] = nodes_for_cores(
             parallel.data_parallel_size, parallel.data_parallel_size_local, each
@@ -102,7 +102,7 @@ def _bundles(parallel: ParallelPlan) -> list[dict[str, float]]:
     where they are actors, too.
     """
     workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    if parallel.distributed_executor_backend == "ray":
+    if parallel.has_ray_workers:
         return [{"CPU": float(parallel.num_threads)}] * workers
     return [{"CPU": float(parallel.num_threads * workers)}]
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol, Self
 
+from quire.distributed.peers.params import PARAMS
 from quire.engine.counterparts import HasCounterparts
 from quire.errors import EngineGenerateError, RequestError
 from quire.lora.request import ADAPTER_FAILED
@@ -255,8 +256,6 @@ def failure_of(text: str) -> RequestError | EngineGenerateError:
     """The failure of a request that ended with this error in the engine."""
     if text.startswith(ADAPTER_FAILED):
         return RequestError(text, parameter="model")
-    from quire.distributed.peers.params import PARAMS  # few engines have peers
-
     if text.startswith(PARAMS):
         return RequestError(text, parameter=PARAMS)
     return EngineGenerateError(text)

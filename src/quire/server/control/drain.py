@@ -38,7 +38,6 @@ from quire.server.http.json_body import json_response
 logger = logging.getLogger(__name__)
 
 KIND = "application/x-quire-stream"
-_SECONDS = 60.0
 
 
 class DrainRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ from quire.engine.shared_cores.broker_client import CoreBrokerClient
 from quire.engine.shared_cores.broker_stats import ApiServerStats
 from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
 from quire.engine.wire.messages import PROTOCOL_VERSION
-from quire.processes.child_main import ChildProgram
+from quire.processes.child_main import SERVER_LOG_FORMAT, ChildProgram
 from quire.processes.start_message import ChildStart
 from quire.server.assemble import Siblings
 from quire.server.context import Server
@@ -30,7 +30,6 @@ from quire.server.serving import serve
 
 _LAST_STATS_S = 2.0
 """For the owner to take the last statistics."""
-_LOG_FORMAT = "%(asctime)s ({}) %(levelname)s %(name)s: %(message)s"
 
 
 class ApiServerStart(ChildStart, kw_only=True):
@@ -103,4 +102,6 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
         await asyncio.wait([asyncio.ensure_future(client.wait_closed())], timeout=_LAST_STATS_S)
 
 
-PROGRAM = ChildProgram(ApiServerStart, lambda start: f"ApiServer_{start.row}", _run, _LOG_FORMAT)
+PROGRAM = ChildProgram(
+    ApiServerStart, lambda start: f"ApiServer_{start.row}", _run, SERVER_LOG_FORMAT
+)

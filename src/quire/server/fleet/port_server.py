@@ -18,14 +18,13 @@ from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.launcher import launch_async_front_end
 from quire.engine.wire.messages import PROTOCOL_VERSION
 from quire.errors import EngineError
-from quire.processes.child_main import ChildProgram
+from quire.processes.child_main import SERVER_LOG_FORMAT, ChildProgram
 from quire.processes.start_message import ORPHANED, ChildStart
 from quire.server.http.listening import ShutdownSignal
 from quire.server.serving import serve
 
 logger = logging.getLogger(__name__)
 
-_LOG_FORMAT = "%(asctime)s ({}) %(levelname)s %(name)s: %(message)s"
 REPORT_S = 1.0
 """Seconds between two reports of a server's health."""
 ALIVE, READY = 1, 2
@@ -104,4 +103,4 @@ def _title(start: PortServerStart) -> str:
     return f"Server_DP{start.plan.parallel.data_parallel_ranks[0]}"
 
 
-PROGRAM = ChildProgram(PortServerStart, _title, _run, _LOG_FORMAT)
+PROGRAM = ChildProgram(PortServerStart, _title, _run, SERVER_LOG_FORMAT)

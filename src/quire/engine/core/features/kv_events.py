@@ -129,16 +129,16 @@ class KVEvents(CoreFeature):
             self._remove(medium, key)
             return
         event = self._events[-1] if self._events and self._last is None else None
-        is_same = isinstance(event, BlockStored) and event.medium == medium
-        if not isinstance(event, BlockStored) or not is_same or event.group_idx != key[1]:
+        place = medium, key[1]
+        if not isinstance(event, BlockStored) or (event.medium, event.group_idx) != place:
             event = BlockStored([], None, [], 0, None, medium, None, group_idx=key[1])
             self._add(event)
         event.block_hashes.append(_hash(key[0]))
 
     def _remove(self, medium: str, key: BlockKey) -> None:
         event = self._events[-1] if self._events else None
-        is_same = isinstance(event, BlockRemoved) and event.medium == medium
-        if not isinstance(event, BlockRemoved) or not is_same or event.group_idx != key[1]:
+        place = medium, key[1]
+        if not isinstance(event, BlockRemoved) or (event.medium, event.group_idx) != place:
             event = BlockRemoved([], medium, group_idx=key[1])
             self._add(event)
         event.block_hashes.append(_hash(key[0]))
