@@ -122,7 +122,7 @@ def speculative_config(args: EngineOptions) -> SpeculativeConfig | None:
         return None
     for key, (neutral, hint) in _NEUTRAL.items():
         value = given.pop(key, neutral[0])
-        # the type as well: True equals 1, and is no number of ranks
+        # types are compared too: True equals 1, but it is not a number of ranks
         if not any(value == each and type(value) is type(each) for each in neutral):
             raise NotBuiltYet(_named(key), value, hint)
     config = _converted(given)

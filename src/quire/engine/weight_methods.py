@@ -65,7 +65,9 @@ class WeightVerbs:
 
     @verb("start_weight_update", is_repeatable=False)
     def start_draft_weight_update(self) -> Utility[None]:
-        """The same for the network that drafts, whose tensors have the names of its own checkpoint.
+        """Begin an update of the network that drafts, whose tensors have the names of its own
+        checkpoint.
+
         Raises WeightUpdateError where there is none, or the backend has no such updates.
         """
         return Utility("start_weight_update", (True,))

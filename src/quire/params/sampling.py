@@ -154,7 +154,7 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
         """
         listed = generation_config.get("eos_token_id")
         extra = [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
-        # the tokenizer's EOS ends without a stop reason, so that it is no stop token
+        # the tokenizer's EOS is not a stop token: it ends an output without a stop reason
         extra = [token_id for token_id in extra if token_id != eos_token_id]
         stops = list(self.stop_token_ids or [])
         masked = {*stops, *extra} if eos_token_id is None else {*stops, *extra, eos_token_id}

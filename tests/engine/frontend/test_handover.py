@@ -217,6 +217,25 @@ def test_alone_in_a_step_streams_of_others_leave_the_statistics():
     assert got[1] is None and len(taken) == 0
 
 
+def test_a_receiver_that_fails_ends_its_own_stream_alone(caplog):
+    client, got = Client(), []
+    taken = TakenOver(client)
+
+    def fails(part):
+        raise ValueError("the receiver's own")
+
+    broken, last = (taken.begin(request(8), fails) for _ in range(2))
+    good = taken.begin(request(8), got.append)
+    ends = [Finished(last, FinishReason.STOP)]
+    own = taken.without(EngineCoreOutputs([3, broken, last, good], [1, 2, 3, 4], None, ends))
+    assert own.handles == [3] and [part.token_ids for part in got] == [[4]]
+    assert client.aborted == [broken], "the other one has ended by itself"
+    assert len(taken) == 1 and caplog.text.count("the receiver's own") == 2
+    taken.begin(request(8), fails)
+    taken.fail_all()
+    assert got[1] is None and len(taken) == 0 and client.aborted == [broken]
+
+
 def test_messages_come_out_of_a_body_however_it_is_cut():
     big = np.arange(500, dtype=np.float32)
     messages = [

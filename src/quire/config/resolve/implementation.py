@@ -41,7 +41,7 @@ def decide_implementation(d: Decisions) -> None:
             raise NotBuiltYet(name, f"{value} with model_impl=transformers", hint)
     cost = _COST.format(architecture=d.model.architecture)
     d.note(cost)
-    # who has asked for transformers by name knows
+    # a caller who has asked for transformers by name knows
     if d.args.model_impl == "auto":
         logger.warning("%s", cost)
 

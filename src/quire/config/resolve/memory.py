@@ -231,7 +231,7 @@ def _taken(d: Decisions, length: int) -> tuple[int, str]:
 def _room_on_a_shared_machine(left: int, one_request: int) -> tuple[int, str]:
     """Half of the memory that is left, or as much as one request of full length needs."""
     half, most = left // 2, int(left * _LARGEST_CPU_SHARE)
-    # rather more than half than an engine that cannot serve its own length
+    # better more than half than an engine that cannot serve its own length
     if half < one_request <= most:
         return one_request, "one request of full length, which is more than half of"
     return half, "a CPU's memory is shared: half of"

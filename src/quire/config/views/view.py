@@ -53,7 +53,7 @@ class Tuned:
 @cache
 def option_fields(part: Any) -> frozenset[str]:
     """The fields of a kind of part of the plan that have an option's name."""
-    from quire.config.args.engine_options import EngineOptions  # which a core process does not have
+    from quire.config.args.engine_options import EngineOptions  # not imported by core processes
     from quire.config.args.option import options_of
 
     return frozenset(options_of(EngineOptions)) & set(part.__struct_fields__)
@@ -76,7 +76,7 @@ class PlanView:
         object.__setattr__(self, "plan", plan)
 
     def __getattr__(self, name: str) -> Any:
-        if name != "plan" and not name.startswith("_"):  # which a copy that is made asks for
+        if name != "plan" and not name.startswith("_"):  # asked for while a copy is made
             for part in self.parts:
                 if name in self._options(part):
                     return getattr(getattr(self.plan, part), name)

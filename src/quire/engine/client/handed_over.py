@@ -22,7 +22,7 @@ from quire.engine.wire.output_parts import FinishReason
 from quire.params import SamplingParams
 
 _GIVEN_UP = (FinishReason.ERROR, FinishReason.ABORT)
-"""Ends that are not of the stream: no client of the other server's could have left it."""
+"""Ends by which the other server gives a stream up: no client of its own could have left it."""
 
 
 class HandedOver:
@@ -32,7 +32,7 @@ class HandedOver:
     """
 
     def __init__(self, supervisor: Supervisor, announce: Callable[[], None]) -> None:
-        """announce: wakes who waits for outputs."""
+        """announce: wakes whoever waits for outputs."""
         self._supervisor, self._announce = supervisor, announce
         self._journal = CoreJournal(0)
         self._cores: dict[int, int] = {}
@@ -95,7 +95,7 @@ class HandedOver:
         self._announce()
 
     def take_back(self, handles: Iterable[int]) -> None:
-        """The other server does not go on with these: ours do, after the tokens that have come."""
+        """Go on here, after the tokens that have come, with streams that were away."""
         for handle in handles:
             entry = self._journal.entries.get(handle)
             if entry is None:
@@ -105,8 +105,8 @@ class HandedOver:
         self._announce()
 
     def send_again(self, handles: Iterable[int]) -> None:
-        """A drain has failed, after which cores may have dropped some of these: none is away, and
-        all are sent to cores anew.
+        """Send streams to cores anew after a drain that has failed: cores may have dropped some,
+        and none stays away.
         """
         for handle in handles:
             if handle in self:
@@ -116,7 +116,7 @@ class HandedOver:
         self._announce()
 
     def abort(self, handles: Collection[int]) -> None:
-        """Their clients have left, or they have ended here."""
+        """Drop streams whose clients have left, or that have ended here."""
         for handle in handles:
             if handle in self._journal.entries:
                 close = self._closers[handle]

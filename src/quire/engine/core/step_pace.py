@@ -32,7 +32,9 @@ whole step. Codes of four bits are read so fast that a few rows are bound by ari
 prompts pay nothing.
 """
 _LEAST_PROMPTS = 2.0
-"""Nor shorter than this multiple of a decoding step: half of its time is that of prompts."""
+"""A step with prompts is never to be shorter than this multiple of a decoding step either: half of
+its time is that of prompts.
+"""
 _FORGETTING = 1.01
 """Growth per decoding step of the shortest time of one, so that a slower machine is noticed."""
 

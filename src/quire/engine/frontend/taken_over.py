@@ -6,6 +6,7 @@ anyway (shared_cores/split_outputs.py).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,11 +15,13 @@ import msgspec
 from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 
+logger = logging.getLogger(__name__)
+
 _FIRST, _LAST = 1 << 16, 1 << 22
 """Indices of front ends that servers do not have."""
 
 Deliver = Callable[[EngineCoreOutputs | None], None]
-"""Takes outputs of a stream; None: the engine is dead."""
+"""Takes outputs of a stream; None: the engine is dead. An exception ends the stream."""
 
 
 class Sends(Protocol):
@@ -49,9 +52,7 @@ class TakenOver:
         """Go on with a stream; returns its handle here. Raises what a client's `add_request`
         does.
         """
-        while self._next in self.streams:
-            self._next = self._next + 1 if self._next < _LAST else _FIRST
-        number, self._next = self._next, self._next + 1 if self._next < _LAST else _FIRST
+        number = self._free_number()
         handle = number << CLIENT_SHIFT
         self.streams[number] = deliver
         try:
@@ -62,7 +63,7 @@ class TakenOver:
         return handle
 
     def end(self, handle: int) -> None:
-        """The other server has left the stream."""
+        """End a stream that the other server has left."""
         if self.streams.pop(handle >> CLIENT_SHIFT, None) is not None:
             self._client.abort_requests([handle])
 
@@ -70,7 +71,6 @@ class TakenOver:
         """Deliver what of a step is for others; returns the rest."""
         if not self.streams:
             return step
-        parts = outputs_by_client(step)
         own = EngineCoreOutputs(
             stats=step.stats,
             timestamp=step.timestamp,
@@ -78,21 +78,34 @@ class TakenOver:
             incarnation=step.incarnation,
             weight_version=step.weight_version,
         )
-        for number, part in parts.items():
+        for number, part in outputs_by_client(step).items():
             if number < _FIRST:
                 own = part
                 own.stats = step.stats
-        for number, part in parts.items():
-            deliver = self.streams.get(number) if number >= _FIRST else None
-            if deliver is None:
-                continue
-            if part.finished:
-                del self.streams[number]
-            deliver(part)
+            else:
+                self._deliver(number, part)
         return own
 
     def fail_all(self) -> None:
-        """The engine is dead."""
-        streams, self.streams = self.streams, {}
-        for deliver in streams.values():
-            deliver(None)
+        """Tell the receivers of all streams that the engine is dead."""
+        for number in list(self.streams):
+            self._deliver(number, None)
+
+    def _deliver(self, number: int, part: EngineCoreOutputs | None) -> None:
+        """Give a stream's receiver what has come; an exception in it ends this stream alone."""
+        deliver = self.streams.get(number)
+        if deliver is None:
+            return
+        if part is None or part.finished:
+            del self.streams[number]
+        try:
+            deliver(part)
+        except Exception:
+            logger.exception("A stream of another server ends: its outputs could not be delivered.")
+            self.end(number << CLIENT_SHIFT)
+
+    def _free_number(self) -> int:
+        while True:
+            number, self._next = self._next, self._next + 1 if self._next < _LAST else _FIRST
+            if number not in self.streams:
+                return number

@@ -167,7 +167,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         while not self._is_over():
             self._wait_for_input()
             self._take_input()
-            # not earlier: waiting for input is no turn
+            # only here, since the time spent waiting for input is not part of a turn
             self._turn_began = time.monotonic()
             self._turn()
             self._turn_began = 0.0

@@ -48,7 +48,7 @@ class DrainTarget:
 
     @classmethod
     def of(cls, url: str, api_key: str | None) -> DrainTarget:
-        """Raises InvalidParameter for what is not the address of a server."""
+        """The server at `url`. Raises InvalidParameter for what is not the address of one."""
         try:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)

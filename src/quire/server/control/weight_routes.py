@@ -79,7 +79,7 @@ async def start_weight_update(server: Server, request: Request) -> Response:
 
 
 async def start_draft_weight_update(server: Server, request: Request) -> Response:
-    """The same for the network that drafts."""
+    """Begin an update of the network that drafts; requests wait until it has ended."""
     await _done(server.engine.start_draft_weight_update())
     return _said("Draft weight update started")
 

@@ -207,7 +207,7 @@ class Fleet:
         """Have all servers stop; one that takes no connections yet has nothing to drain."""
         for process in self._processes.values():
             connection = self._broker.servers.get(process.client_index)
-            # it has requests, perhaps, and drains them itself
+            # it may have requests, which it drains itself
             if connection is not None and connection.is_up:
                 self._broker.shut_down(connection)
             else:

@@ -84,7 +84,7 @@ class PortServers:
     def start(self) -> None:
         """Start each server; all import at once."""
         for listener in self._listeners:
-            listener.listen()  # who comes early waits
+            listener.listen()  # clients that come early wait
             self._processes.append(self._process(listener))
         for place, process in enumerate(self._processes):
             process.start(self._message(place))
