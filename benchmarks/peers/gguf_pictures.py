@@ -14,6 +14,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf_weights import describe_decoder, read_tensors, widened
 
 _TOWER = re.compile(r"vision_tower\.(?:vision_model\.)?(.*)")
 _TOP = {
@@ -45,7 +46,7 @@ def write_files(folder: Path, kind: str) -> tuple[Path, Path]:
     files = folder / f"tower.{kind}.gguf", folder / f"decoder.{kind}.gguf"
     tensors: Tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
-        tensors |= _tensors(path)
+        tensors |= {name: widened(values) for name, values in read_tensors(path)}
     colours = json.loads((folder / "preprocessor_config.json").read_text())
     _write_tower(files[0], config, tensors, colours, kind)
     _write_decoder(files[1], config["text_config"], tensors, kind)
@@ -95,16 +96,8 @@ def _name_in_tower(name: str) -> str | None:
 
 def _write_decoder(file: Path, text: dict[str, Any], tensors: Tensors, kind: str) -> None:
     writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_context_length(text["max_position_embeddings"])
-    writer.add_embedding_length(text["hidden_size"])
-    writer.add_feed_forward_length(text["intermediate_size"])
-    writer.add_block_count(text["num_hidden_layers"])
-    writer.add_head_count(text["num_attention_heads"])
-    writer.add_head_count_kv(text["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(text["rms_norm_eps"])
+    describe_decoder(writer, text)
     writer.add_rope_dimension_count(text["hidden_size"] // text["num_attention_heads"])
-    writer.add_vocab_size(text["vocab_size"])
-    writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, text["num_hidden_layers"])
     for name, given in tensors.items():
         if not name.startswith("language_model."):
@@ -137,23 +130,3 @@ def _finish(writer: gguf.GGUFWriter) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def _tensors(path: Path) -> Tensors:
-    """All tensors of a safetensors file in fp32."""
-    with path.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
-    header.pop("__metadata__", None)
-    data = np.memmap(path, np.uint8, "r", 8 + size)
-    found = {}
-    for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        raw = data[start:end]
-        if entry["dtype"] == "BF16":
-            values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        else:
-            assert entry["dtype"] == "F32", f"{name} is {entry['dtype']}"
-            values = raw.view(np.float32)
-        found[name] = values.reshape(entry["shape"])
-    return found
