@@ -133,7 +133,8 @@ def _found_experts(
     into, back = (experts.width, experts.dim), (experts.dim, experts.width)
     for gate, up, down in _EXPERT_NAMES:
         sizes = {gate: into, up: into, down: back} if experts.is_gated else {up: into, down: back}
-        names = {f"{experts.name}.{e}.{part}": part for e in range(experts.count) for part in sizes}
+        places = [(number, part) for number in range(experts.count) for part in sizes]
+        names = {f"{experts.name}.{number}.{part}": (number, part) for number, part in places}
         layouts = {name: storage.layout_of(name) for name in names}
         coded = [n for n, at in layouts.items() if at and f"{n}.{at.marker}" in files.entries]
         if not coded:
@@ -144,8 +145,8 @@ def _found_experts(
                 f"{experts.name}: experts of a model that runs through transformers {what} "
                 f"({coded[0]}), which is not implemented. Use a checkpoint in bfloat16."
             )
-        for name, part in names.items():
-            layout, number = layouts[name], int(name.split(".")[-2])
+        for name, (number, part) in names.items():
+            layout = layouts[name]
             assert layout is not None, "those with codes have a layout"
             yield CodedModule(ForeignLinear(experts.name, *sizes[part]), layout, name, number)
         return

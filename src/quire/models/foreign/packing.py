@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.models.foreign.coded_layer import CodedExpertsLayer, CodedLinearLayer
+from quire.models.foreign.experts import SeparateProducts
 from quire.ops import LinearWeight, Ops
 
 _EMBEDDINGS = (nn.Embedding,)
@@ -45,9 +46,9 @@ class PackedEmbedding(nn.Module):
         return rows.view(*ids.shape, -1)
 
 
-class PackedExperts(nn.Module):
-    """Experts that transformers stacks in one tensor, each with products of a provider's. A token
-    adds what its experts give in the order of their numbers.
+class PackedExperts(SeparateProducts):
+    """Experts that transformers stacks in one tensor, or that were in codes, each with products of
+    a provider's.
     """
 
     def __init__(self, ops: Ops, experts: Any) -> None:
@@ -56,25 +57,16 @@ class PackedExperts(nn.Module):
         if isinstance(experts, CodedExpertsLayer):
             self.up = [[ops.pack_linear(w, None) for w in parts] for parts in experts.up]
             self.down = [ops.pack_linear(w, None) for w in experts.down]
-            self._act = experts.act
+            self.act = experts.act
             return
         name = "gate_up_proj" if experts.has_gate else "up_proj"
         self.up = [[weight] for weight in _packed_each(ops, experts, name)]
         self.down = _packed_each(ops, experts, "down_proj")
-        self._act = experts._apply_gate if experts.has_gate else experts.act_fn
+        self.act = experts._apply_gate if experts.has_gate else experts.act_fn
 
-    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """hidden [T, C], the chosen experts and their weights [T, k] -> [T, C]."""
-        total = torch.zeros_like(hidden)
-        for number in chosen.unique().tolist():
-            if number >= len(self.up):
-                continue  # what transformers gives to experts of other devices
-            tokens, places = torch.where(chosen == number)
-            parts = [self._ops.linear(hidden[tokens], weight) for weight in self.up[number]]
-            inner = self._act(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
-            result = self._ops.linear(inner, self.down[number]) * weights[tokens, places, None]
-            total.index_add_(0, tokens, result.to(total.dtype))
-        return total
+    def multiply(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        return self._ops.linear(x, weight)
 
 
 def are_stacked(module: Any) -> bool:

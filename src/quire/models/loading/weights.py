@@ -76,27 +76,14 @@ def load_model(
     if family is None and load_format != "dummy":
         config = read_folder_config(folder, load_format)
         family, storage = find_family(config), read_storage(config)
-    if storage is not None and storage.skipped_rounding is not None:
-        logger.warning(
-            "The checkpoint's format rounds activations %s; here they keep their values, and only "
-            "its weights are rounded.",
-            storage.skipped_rounding,
-        )
-    if storage is not None and storage.widened_because is not None:
-        logger.warning(
-            "The weights of the checkpoint, quantised with %s, are widened to %s while they are "
-            "loaded, and take as much memory as unquantised ones: %s.",
-            *(storage.method, str(dtype).removeprefix("torch."), storage.widened_because),
-        )
+    if storage is not None:
+        _warn_of(storage, dtype)
     # names of leaves in a recipe are the checkpoint's, those of the decoder are canonical
     options = replace(options, recipe=for_decoder(options.recipe, family, decoder))
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     group = options.group
-    own = own_part(decoder, options.recipe, storage, group)
-    if options.stage is not None:
-        own = cut(own, options.stage)
-
+    own = own_part(decoder, options.recipe, storage, group, options.stage)
     if files is not None:
         options = replace(options, stored=None)  # which is of the folder
     if options.stored is not None:
@@ -200,9 +187,7 @@ def save_sharded_state(
     """
     check_pattern(pattern, stage)
     recipe = for_decoder(recipe, family, decoder)
-    own = own_part(decoder, recipe, storage, group)
-    if stage is not None:
-        own = cut(own, stage)
+    own = own_part(decoder, recipe, storage, group, stage)
     with open_leaves(
         *(folder, decoder, own),
         load_format=load_format,
@@ -224,12 +209,19 @@ def save_sharded_state(
 
 
 def own_part(
-    decoder: Decoder, recipe: Recipe, storage: Storage | None, group: WorkerGroup | None
+    decoder: Decoder,
+    recipe: Recipe,
+    storage: Storage | None,
+    group: WorkerGroup | None,
+    stage: PipelineStage | None = None,
 ) -> Decoder:
-    """The part of the decoder that a worker has."""
-    if group is None:
-        return decoder
-    inputs = _group_size(recipe, storage)
+    """The part of the decoder that a worker has, of a stage only its layers."""
+    own = decoder if group is None else _sharded(decoder, group, _group_size(recipe, storage))
+    return own if stage is None else cut(own, stage)
+
+
+def _sharded(decoder: Decoder, group: WorkerGroup, inputs: int) -> Decoder:
+    """The part of one of the group's workers; `inputs` of projections stay together."""
     own = shard(decoder, group.size, inputs)
     # the first rank speaks for all
     for why, layers in kept_whole(decoder, group.size, inputs).items() if group.rank == 0 else ():
@@ -244,6 +236,22 @@ def own_part(
             group.size,
         )
     return own
+
+
+def _warn_of(storage: Storage, dtype: torch.dtype) -> None:
+    """Say in which ways the model differs from what its checkpoint's format means."""
+    if storage.skipped_rounding is not None:
+        logger.warning(
+            "The checkpoint's format rounds activations %s; here they keep their values, and only "
+            "its weights are rounded.",
+            storage.skipped_rounding,
+        )
+    if storage.widened_because is not None:
+        logger.warning(
+            "The weights of the checkpoint, quantised with %s, are widened to %s while they are "
+            "loaded, and take as much memory as unquantised ones: %s.",
+            *(storage.method, str(dtype).removeprefix("torch."), storage.widened_because),
+        )
 
 
 def _group_size(recipe: Recipe, storage: Storage | None) -> int:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from quire.errors import LoadError, NotBuiltYet
 from quire.models.cutting.sharding import own_parts
-from quire.models.cutting.stages import cut
 from quire.models.decoder import DecoderModel
 from quire.models.formats.storage import Storage
 from quire.models.loading.folder_files import LoadFormat
@@ -93,9 +92,7 @@ class UpdatePlan:
         recipe = for_decoder(options.recipe, family, decoder)
         self.options = replace(options, recipe=recipe, stored=None, aux_layers=(), stage=None)
         group = options.group
-        own = own_part(decoder, recipe, storage, group)
-        if options.stage is not None:
-            own = cut(own, options.stage)
+        own = own_part(decoder, recipe, storage, group, options.stage)
         self.turns_by_shape = family.turns_by_shape
         self.cut = {} if group is None else own_parts(decoder, own, group.rank, group.size)
         self.whole = parameters(decoder)

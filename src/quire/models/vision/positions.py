@@ -43,9 +43,10 @@ def axis_weights(sampling: Sampling, size: int, side: int) -> Tensor:
         return torch.eye(side)[torch.bucketize(corners, borders, right=True)]
     if sampling == "bilinear_corners":
         return _spread(at * (side - 1) / max(size - 1, 1), side, (0, 1), _linear)
-    if sampling in ("bilinear", "bicubic"):
-        near, kernel = (((0, 1), _linear), ((-1, 0, 1, 2), _cubic))[sampling == "bicubic"]
-        return _spread((at + 0.5) * side / size - 0.5, side, near, kernel)
+    if sampling == "bilinear":
+        return _spread((at + 0.5) * side / size - 0.5, side, (0, 1), _linear)
+    if sampling == "bicubic":
+        return _spread((at + 0.5) * side / size - 0.5, side, (-1, 0, 1, 2), _cubic)
     scale = side / torch.tensor(size, dtype=torch.float32)
     distances = torch.arange(side, dtype=torch.float32) - ((at + 0.5) * scale - 0.5)[:, None]
     # the kernel widens only where the grid becomes smaller, which is where aliasing would arise

@@ -5,24 +5,15 @@ whose pairs turn by columns and rows in turn.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import layer_rules
-from quire.models.rules import Rule, rule
+from quire.models.rules import rule
 from quire.models.spec import Attention, Block, Mlp, Norm
 from quire.models.vision.families.clip import VISION_ACTIVATIONS
-from quire.models.vision.families.qwen_vl import axial_theta
+from quire.models.vision.families.qwen_vl import axial_theta, join_rules, joined_cells
 from quire.models.vision.rules import TowerFamily, WholeFamily
-from quire.models.vision.spec import (
-    AxialRope,
-    LearnedGrid,
-    Merge,
-    NormStep,
-    PatchEmbedding,
-    Project,
-    VisionTower,
-)
+from quire.models.vision.spec import AxialRope, LearnedGrid, PatchEmbedding, VisionTower
 
 _NORM = Norm("layer", 1e-5, bias=True)
 """The kind of all norms, whatever the config."""
@@ -61,9 +52,8 @@ def _describe(c: ConfigReader) -> VisionTower:
     )
 
 
-def _size(c: ConfigReader, name: str, default: int, maximum: int | None = None) -> int:
+def _size(c: ConfigReader, name: str, default: int, **bounds: int) -> int:
     """A size that Kimi K2.5's published files give with `vt_` before its name."""
-    bounds: dict[str, Any] = {} if maximum is None else {"maximum": maximum}
     usual: int = c.integer(name, default, **bounds)
     found: int = c.integer(f"vt_{name}", usual, **bounds)
     return found
@@ -93,10 +83,7 @@ def _connect(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
     vision.ignore("text_hidden_size")
     vision.only("mm_projector_type", "patchmerger")
     vision.only("projector_hidden_act", "gelu")
-    norm = NormStep(Norm("layer", eps, bias=True))
-    cell = Project(tower.dim * tower.merge**2, act="gelu")
-    steps = (norm, Merge(), cell, Project(width))
-    return replace(tower, connector=steps)
+    return replace(tower, connector=joined_cells(tower, width, Norm("layer", eps, bias=True)))
 
 
 MOONVIT = TowerFamily(
@@ -121,25 +108,16 @@ MOONVIT = TowerFamily(
 )
 
 
-def _projector(norm: str, *products: str) -> tuple[Rule, ...]:
-    names = (norm, "", *products)
-    return tuple(
-        rule(f"{{prefix}}{name}.{{leaf}}", f"connector.{i}.{{leaf}}")
-        for i, name in enumerate(names)
-        if name
-    )
-
-
 KIMI_VL = WholeFamily(
     ("kimi_vl",),
     _connect,
-    _projector(*(f"multi_modal_projector.{n}" for n in ("pre_norm", "linear_1", "linear_2"))),
+    join_rules(*(f"multi_modal_projector.{n}" for n in ("pre_norm", "linear_1", "linear_2"))),
     roots=("vision_tower.",),
 )
 KIMI_K25 = WholeFamily(
     ("kimi_k25",),
     _connect,
-    _projector(*(f"mm_projector.{name}" for name in ("pre_norm", "proj.0", "proj.2"))),
+    join_rules(*(f"mm_projector.{name}" for name in ("pre_norm", "proj.0", "proj.2"))),
     roots=("vision_tower.",),
     own=("vision_tower.", "mm_projector."),
 )

@@ -14,17 +14,9 @@ from quire.models.vision.families.clip import (
     image_size_of,
     quick_scales,
 )
-from quire.models.vision.families.qwen_vl import axial_theta
+from quire.models.vision.families.qwen_vl import axial_theta, join_rules, joined_cells
 from quire.models.vision.rules import TowerFamily, WholeFamily
-from quire.models.vision.spec import (
-    AxialRope,
-    LearnedGrid,
-    Merge,
-    NormStep,
-    PatchEmbedding,
-    Project,
-    VisionTower,
-)
+from quire.models.vision.spec import AxialRope, LearnedGrid, PatchEmbedding, VisionTower
 
 
 def _describe(c: ConfigReader) -> VisionTower:
@@ -45,10 +37,7 @@ def _describe(c: ConfigReader) -> VisionTower:
 
 
 def _connect(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
-    inner = tower.dim * tower.merge**2
-    norm = NormStep(Norm("layer", 1e-5, bias=True))
-    steps = (norm, Merge(), Project(inner, act="gelu"), Project(width))
-    return replace(tower, connector=steps)
+    return replace(tower, connector=joined_cells(tower, width, Norm("layer", 1e-5, bias=True)))
 
 
 PADDLE_TOWER = TowerFamily(
@@ -64,11 +53,7 @@ PADDLE_TOWER = TowerFamily(
 PADDLE = WholeFamily(
     ("paddleocr_vl",),
     _connect,
-    (
-        rule("{prefix}mlp_AR.pre_norm.{leaf}", "connector.0.{leaf}"),
-        rule("{prefix}mlp_AR.linear_1.{leaf}", "connector.2.{leaf}"),
-        rule("{prefix}mlp_AR.linear_2.{leaf}", "connector.3.{leaf}"),
-    ),
+    join_rules("mlp_AR.pre_norm", "mlp_AR.linear_1", "mlp_AR.linear_2"),
     roots=("visual.vision_model.",),
     own=("visual.", "mlp_AR."),
     outer=("",),

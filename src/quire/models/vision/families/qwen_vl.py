@@ -73,6 +73,15 @@ def joined_cells(tower: VisionTower, width: int, norm: Norm) -> tuple[ConnectorS
     return NormStep(norm), Merge(), Project(inner, act="gelu"), Project(width)
 
 
+def join_rules(norm: str, first: str, second: str) -> tuple[Rule, ...]:
+    """The names of the norm and of the products of `joined_cells`, as the tower's connector."""
+    places = {norm: 0, first: 2, second: 3}
+    return tuple(
+        rule(f"{{prefix}}{name}.{{leaf}}", f"connector.{place}.{{leaf}}")
+        for name, place in places.items()
+    )
+
+
 def _describe_2(c: ConfigReader) -> VisionTower:
     dim = c.integer("embed_dim", 1280)
     width = c.number("mlp_ratio", 4) * dim
@@ -147,11 +156,7 @@ def _block_rules(names: dict[str, str]) -> tuple[Rule, ...]:
 
 
 PATCH_RULE = rule("{prefix}patch_embed.proj.{leaf}", "patch.{leaf}")
-_JOIN_RULES = (
-    rule("{prefix}merger.ln_q.{leaf}", "connector.0.{leaf}"),
-    rule("{prefix}merger.mlp.0.{leaf}", "connector.2.{leaf}"),
-    rule("{prefix}merger.mlp.2.{leaf}", "connector.3.{leaf}"),
-)
+_JOIN_RULES = join_rules("merger.ln_q", "merger.mlp.0", "merger.mlp.2")
 GATED_BLOCKS = _block_rules({f"mlp.{part}_proj": f"mlp.{part}" for part in ("gate", "up", "down")})
 
 
@@ -160,9 +165,7 @@ def _rules_3(tower: VisionTower) -> tuple[Rule, ...]:
         PATCH_RULE,
         rule("{prefix}pos_embed.weight", "positions.weight"),
         *_block_rules({"mlp.linear_fc1": "mlp.up", "mlp.linear_fc2": "mlp.down"}),
-        rule("{prefix}merger.norm.{leaf}", "connector.0.{leaf}"),
-        rule("{prefix}merger.linear_fc1.{leaf}", "connector.2.{leaf}"),
-        rule("{prefix}merger.linear_fc2.{leaf}", "connector.3.{leaf}"),
+        *join_rules("merger.norm", "merger.linear_fc1", "merger.linear_fc2"),
     ]
     for i in range(len(tower.deepstack)):
         at, ours = f"{{prefix}}deepstack_merger_list.{i}.", f"deepstack.{i}."
