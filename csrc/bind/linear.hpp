@@ -134,8 +134,7 @@ bool pack(Context& c, const PackedWeight& weight, int64_t first, int64_t count, 
     const Rows from{reinterpret_cast<void*>(source), source_row, 0};
     const Outputs outputs{first, count};
     if (weight.form == WeightForm::plain) {
-        const PackArgs args{weight, from, reinterpret_cast<void*>(panels), outputs,
-                            has_nan};
+        const PackArgs args{weight, from, reinterpret_cast<void*>(panels), outputs, has_nan};
         c.submit(c.kernels.pack, args, weight.out);
         return found != 0;
     }

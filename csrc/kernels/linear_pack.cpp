@@ -53,11 +53,7 @@ inline void pack_panel(const PackArgs& a, int64_t panel) {
     const PanelOutputs outputs(a.weight, panel);
     const Lanes lanes = outputs.lanes_of(a.outputs);
     if (lanes.begin == lanes.end) return;
-    if (a.has_nan != nullptr)
-        for (int64_t lane = lanes.begin; lane < lanes.end; ++lane) {
-            const int64_t row = outputs.first + lane - a.outputs.first;
-            note_nan(a.weight.type, row_of<E>(a.source, row, 0), in, a.has_nan);
-        }
+    note_nan<E>(a, outputs, lanes);
     E* to = static_cast<E*>(a.panels) + panel * even_in * kPanel;
     for (int64_t k = pack_tiles(a, outputs, lanes, to); k < in; k += kPacked) {
         const int64_t stop = k + kPacked < in ? k + kPacked : in;

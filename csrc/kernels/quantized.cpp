@@ -397,10 +397,7 @@ Status pack(const PackQuantizedArgs& a, int64_t, Pool& pool) {
             const int64_t panel = panels.first + i;
             const PanelOutputs outputs(a.weight, panel);
             const Lanes lanes = outputs.lanes_of(a.outputs);
-            for (int64_t lane = lanes.begin; a.has_nan != nullptr && lane < lanes.end; ++lane) {
-                const int64_t at = outputs.first + lane - a.outputs.first;
-                note_nan(a.weight.type, row_of<E>(a.source, at, 0), a.weight.in, a.has_nan);
-            }
+            note_nan<E>(a, outputs, lanes);
             if (!is_int4(a.weight)) return pack_bytes<E>(a, outputs, lanes, panel);
             const size_t room = round_up(a.weight.in + a.weight.group, kLine);
             auto* bytes = static_cast<int8_t*>(scratch(pool, worker, room));

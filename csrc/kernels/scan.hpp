@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/element.hpp"
+#include "kernels/pairs.hpp"
 
 namespace quire::QUIRE_LEVEL {
 
@@ -62,11 +63,16 @@ inline bool has_nan(Type type, const uint8_t* x, int64_t bytes) {
     }
 }
 
-// Note it if a row has NaN, of which one is enough.
-template <class E>
-inline void note_nan(Type type, const E* row, int64_t count, uint32_t* found) {
-    if (found != nullptr && has_nan(type, reinterpret_cast<const uint8_t*>(row), count * sizeof(E)))
-        __atomic_store_n(found, 1, __ATOMIC_RELAXED);
+// Note it, where that is asked for, if one of the rows that are packed into these lanes has NaN.
+template <class E, class Args>
+inline void note_nan(const Args& a, const PanelOutputs& outputs, Lanes lanes) {
+    if (a.has_nan == nullptr) return;
+    for (int64_t lane = lanes.begin; lane < lanes.end; ++lane) {
+        const E* row = row_of<E>(a.source, outputs.first + lane - a.outputs.first, 0);
+        const int64_t bytes = a.weight.in * static_cast<int64_t>(sizeof(E));
+        if (has_nan(a.weight.type, reinterpret_cast<const uint8_t*>(row), bytes))
+            __atomic_store_n(a.has_nan, 1, __ATOMIC_RELAXED);
+    }
 }
 
 }  // namespace quire::QUIRE_LEVEL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +16,7 @@ from quire.executor.drafting import build_drafting, read_draft_network
 from quire.executor.encoders import OpenEncoders, open_encoders
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.kv_tier.opening import open_transfers
-from quire.executor.kv_tier.root import ModelFiles, kept_digests, model_files, root_parts
+from quire.executor.kv_tier.root import RootParts, kept_digests, model_files, root_parts
 from quire.executor.kv_tier.tiered_encoder import TieredEncoder
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
@@ -153,8 +153,10 @@ def build_worker(
             free_bytes=platform.free_bytes,
             reserved_bytes=rows_bytes,
         )
+    parts_at = partial(root_parts, config, platform, kv_cache.pool, files)
+    own_parts = partial(parts_at, (group and (group.rank, group.size), stage))
     if config.memory.kv_tier is not None:
-        runner.transfers = _transfers(config, platform, kv_cache, files, group, stage)
+        runner.transfers = _transfers(config, platform, kv_cache, own_parts(), group, stage)
         for encoder in encoders.by_modality.values():
             if isinstance(encoder, TieredEncoder):
                 encoder.bind(runner.transfers)
@@ -193,10 +195,8 @@ def build_worker(
     if config.memory.kv_connector is not None:
         from quire.executor.kv_tier.connected_worker import open_connector  # few engines have one
 
-        parts = root_parts(config, platform, kv_cache.pool, files, None)
-        worker.connect = partial(open_connector, platform, kv_cache, parts)
-    place = (group and (group.rank, group.size), stage)
-    worker.origin = partial(_origin, config, platform, kv_cache, files, place)
+        worker.connect = partial(open_connector, platform, kv_cache, parts_at(None))
+    worker.origin = partial(_origin, config, own_parts)
     return worker
 
 
@@ -222,14 +222,11 @@ def _draft_weights(
     return DraftWeights(draft.model, begin)
 
 
-def _origin(
-    config: WorkerConfig, platform: Platform, kv_cache: KVCache, files: ModelFiles, place: object
-) -> list[str]:
+def _origin(config: WorkerConfig, own_parts: Callable[[], RootParts]) -> list[str]:
     """The answer of `Worker.name_origin`."""
-    parts = root_parts(config, platform, kv_cache.pool, files, place)
     # a shorter limit would end streams that go on here earlier
     drawn = config.sampling, config.model.max_model_len
-    return parts.origin(kept_digests(), repr(drawn))
+    return own_parts().origin(kept_digests(), repr(drawn))
 
 
 def _whole_spec(
@@ -252,15 +249,12 @@ def _transfers(
     config: WorkerConfig,
     platform: Platform,
     kv_cache: KVCache,
-    files: ModelFiles,
+    parts: RootParts,
     group: WorkerGroup | None,
     stage: PipelineStage | None,
 ) -> BlockTransfers:
     """Open the worker's share of the memory outside of the pool."""
     assert config.memory.kv_tier is not None, "there is some"
-    parts = root_parts(
-        config, platform, kv_cache.pool, files, (group and (group.rank, group.size), stage)
-    )
     share = 1.0 if group is None else 1 / group.size
     share *= 1.0 if stage is None else (stage.last - stage.first) / stage.count
     return open_transfers(config.memory.kv_tier, platform, kv_cache, parts, share)

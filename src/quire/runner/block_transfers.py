@@ -225,15 +225,12 @@ class BlockTransfers:
     def _put(self, key: BlockKey, content: Tensor, generation: int) -> None:
         if generation != self._generation or key in self._host:
             return
-        if (place := self._make_room()) is None:
-            return
 
         def fill(slot: Tensor) -> bytes:
             slot[: content.nbytes] = content
             return content_sum(slot[: content.nbytes].numpy())
 
-        self._fill_slot(place, key, content.nbytes, fill)
-        self._offer_to_disk(key)
+        self._keep(key, content.nbytes, fill)
 
     def _get(self, answer: _Answer, generation: int) -> None:
         key, size = answer.key, answer.into.nbytes
@@ -248,7 +245,7 @@ class BlockTransfers:
             if not is_right:
                 self._host.drop(key)
             answer.end(is_found=is_right)
-        elif self._reads is None or self._disk is None or not self._can_read(key):
+        elif self._reads is None or self._disk is None or self._hangs or not self._disk.has(key):
             answer.end(is_found=False)
         else:
             self._reads.submit(partial(self._get_file, self._disk, answer, generation))
@@ -271,17 +268,25 @@ class BlockTransfers:
             if key not in self._host:
                 if mark is not None:
                     mark.wait()
-                if (place := self._make_room()) is None:
+                read = partial(self._copies.read, store.group, store.block)
+                if not self._keep(key, self._content_bytes[store.group], read):
                     self._end(store.number, has_failed=True)  # files are written too slowly
                     return
-                read = partial(self._copies.read, store.group, store.block)
-                self._fill_slot(place, key, self._content_bytes[store.group], read)
                 stored = self._content_bytes[store.group]
-                self._offer_to_disk(key)
             self._end(store.number, has_failed=False, stored=stored)
         except Exception:
             logger.exception("A block of K/V could not be stored.")
             self._end(store.number, has_failed=True)
+
+    def _keep(self, key: BlockKey, num_bytes: int, fill: Callable[[Tensor], bytes]) -> bool:
+        """Store a content that is not in host memory, and offer it to the disk. False: there is no
+        room. See `_fill_slot`.
+        """
+        if (place := self._make_room()) is None:
+            return False
+        self._fill_slot(place, key, num_bytes, fill)
+        self._offer_to_disk(key)
+        return True
 
     def _make_room(self) -> int | None:
         """A free slot of host memory; None: there is none."""
@@ -326,15 +331,16 @@ class BlockTransfers:
                 self._fill(load, each, content.slot, content.checksum)
             elif self._disk is None or self._reads is None or not self._disk.has(key):
                 self._miss(load, key)
-            elif self._can_read(key):
+            elif self._hangs:
+                self._miss(load, key, is_broken=True)
+            else:
                 self._reads.submit(
                     partial(self._read, self._disk, load, each, self._make_room(), self._generation)
                 )
-            else:
-                self._miss(load, key, is_broken=True)
 
-    def _can_read(self, key: BlockKey) -> bool:
-        return self._disk is not None and self._disk.has(key) and self._clock() > self._hangs_until
+    @property
+    def _hangs(self) -> bool:
+        return self._clock() <= self._hangs_until
 
     def _fill(self, load: _Load, each: BlockTransfer, slot: Tensor, checksum: bytes) -> None:
         key = each.key, each.group

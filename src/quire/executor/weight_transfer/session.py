@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -218,11 +218,15 @@ class WorkerWeights:
 
     def _tensors(self) -> list[Tensor]:
         """The memory of all weights, in one order."""
-        models = [self._model]
+        parts = self._named_parts()
+        return [tensor for _, p in parts for tensor in tensors_within(p, with_addresses=False)]
+
+    def _named_parts(self) -> Iterator[tuple[str, object]]:
+        """All weights, those of the network that drafts after the others."""
+        yield from _parts_of(self._model)
         if self._drafts is not None and self._drafts.model is not None:
-            models.append(self._drafts.model)
-        parts = (part for model in models for _, part in _parts_of(model))
-        return [tensor for p in parts for tensor in tensors_within(p, with_addresses=False)]
+            for name, part in _parts_of(self._drafts.model):
+                yield f"draft.{name}", part
 
     def abandon(self, reason: str) -> bool:
         """Give the session up; returns whether the weights are a mixture now: they are where it has
@@ -284,11 +288,7 @@ class WorkerWeights:
 
     def checksums(self) -> dict[str, str]:
         """The SHA-256 of each weight as it is kept, by its name."""
-        found = {name: _digest(part) for name, part in _parts_of(self._model)}
-        if self._drafts is not None and self._drafts.model is not None:
-            parts = _parts_of(self._drafts.model)
-            found |= {f"draft.{name}": _digest(part) for name, part in parts}
-        return found
+        return {name: _digest(part) for name, part in self._named_parts()}
 
     def _begin(self, is_draft: bool = False) -> WeightUpdate:
         open_update = self._open_update
