@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -38,7 +39,6 @@ PATH = (
     "scheduling/scheduler.py", "runner/runner.py", "engine/frontend/output_processor.py",
 )  # fmt: skip
 
-
 BELOW_OPTIONS = {
     "clusters", "distributed", "errors", "hardware", "kernels", "lora", "media", "models",
     "observability", "ops", "outputs", "params", "pooling_outputs", "processes", "prompts",
@@ -57,7 +57,7 @@ CARRIERS = WHOLE | {
 """What objects are called that carry options: all of them, the plan, and its parts."""
 
 MOST_OPTION_FILES = 5
-"""Declared, resolved, used, and what shows it."""
+"""Declared, in a part of the plan, resolved, used, and one more."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def option_files() -> dict[str, list[str]]:
     """
     declared = (ROOT / PACKAGE / "config/args/engine_options.py").read_text()
     options = re.findall(r"^    (\w+): ", declared, re.M)
-    trees = {str(p.relative_to(ROOT / PACKAGE)): ast.parse(p.read_text()) for p in sources()}
+    trees = {str(p.relative_to(ROOT / PACKAGE)): tree_of(p) for p in sources()}
     named = {file: identifiers(tree) for file, tree in trees.items()}
     carried = {file: options_in(file, tree) for file, tree in trees.items() if not is_below(file)}
     others = {name for file, tree in trees.items() if is_below(file) for name in stated(tree)}
@@ -212,13 +212,13 @@ def output_kinds() -> Iterator[str]:
     """In how many files between worker and caller the kinds of output are named; the types of
     `quire.outputs` that have the same names are others.
     """
-    columns = ast.parse((ROOT / PACKAGE / "step/columns.py").read_text())
+    columns = tree_of(ROOT / PACKAGE / "step/columns.py")
     kinds = [
         node.name
         for node in columns.body
         if isinstance(node, ast.ClassDef) and "OutputPart" in map(ast.unparse, node.bases)
     ]
-    trees = [ast.parse(path.read_text()) for path in sources()]
+    trees = map(tree_of, sources())
     named = [identifiers(tree) - imported(tree, "quire.outputs") for tree in trees]
     counts = ", ".join(f"{kind} {sum(kind in each for each in named)}" for kind in kinds)
     yield f"files that name a kind of output: {counts}"
@@ -266,7 +266,7 @@ def num_imported(path: Path) -> int:
     imports = (ast.Import, ast.ImportFrom)
     return sum(
         len(node.names)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, imports) and getattr(node, "module", "") != "__future__"
     )
 
@@ -275,7 +275,7 @@ def functions() -> Iterator[Function]:
     """Every function of the package."""
     for path in sources():
         name = str(path.relative_to(ROOT / PACKAGE))
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 arguments = node.args
                 every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
@@ -287,6 +287,12 @@ def functions() -> Iterator[Function]:
 def sources() -> list[Path]:
     """The package's Python files."""
     return sorted((ROOT / PACKAGE).rglob("*.py"))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax of a file, which is read once for all that is counted."""
+    return ast.parse(path.read_text())
 
 
 def git(*arguments: str) -> list[str]:
