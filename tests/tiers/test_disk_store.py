@@ -284,37 +284,35 @@ def test_a_folder_of_others_is_used_with_a_key(folder):
     assert again.contents() == [key(1)] and again.get(key(1)) == 1
 
 
-def forged(folder, kind, store):
-    """A file that somebody without the key has written."""
+OTHER_STORES = {
+    "content and checksum": (ROOT, None),
+    "another key": (ROOT, bytes(64)),
+    "another root": ("cd" * 20, KEY),
+}
+
+
+def forge(folder, kind, store):
+    """Write a file as somebody without the key can."""
     [file] = files(folder)
     data = bytearray(file.read_bytes())
     if kind == "content":
         data[HEAD_BYTES:] = content(2).tobytes()
-    elif kind == "content and checksum":
-        other = DiskStore(folder / "forged", ROOT, 1 << 20)
-        other.put(key(1), content(2), content_sum(content(2)))
-        data = files(folder / "forged")[0].read_bytes()
-    elif kind == "another key":
-        other = DiskStore(folder / "forged", ROOT, 1 << 20, bytes(64))
-        other.put(key(1), content(2), content_sum(content(2)))
-        data = files(folder / "forged")[0].read_bytes()
-    elif kind == "another root":
-        other = DiskStore(folder / "forged", "cd" * 20, 1 << 20, KEY)
-        other.put(key(1), content(2), content_sum(content(2)))
-        data = files(folder / "forged")[0].read_bytes()
     elif kind == "another block":
         store.put(key(2), content(2))
         data = (folder / store._path(key(2))).read_bytes()
+    else:
+        root, known = OTHER_STORES[kind]
+        other = DiskStore(folder / "forged", root, 1 << 20, known)
+        other.put(key(1), content(2), content_sum(content(2)))
+        data = files(folder / "forged")[0].read_bytes()
     (folder / store._path(key(1))).write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "kind", ["content", "content and checksum", "another key", "another root", "another block"]
-)
+@pytest.mark.parametrize("kind", ["content", "another block", *OTHER_STORES])
 def test_what_others_write_is_no_answer(kind, folder):
     store = Store(folder, ROOT, 1 << 20, KEY)
     store.put(key(1), content(1))
-    forged(folder, kind, store)
+    forge(folder, kind, store)
     with pytest.raises(OSError, match="damaged"):
         store.get(key(1))
     assert not store.has(key(1))

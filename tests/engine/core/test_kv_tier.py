@@ -196,12 +196,10 @@ def test_what_cannot_be_loaded_is_computed_again(folders):
     check_restored(ask, prompts(), expected)
 
 
-def failing(**fields):
-    extra = {"cpu_bytes_to_use": 1 << 22}
-    return {
-        "kv_connector": "OffloadingConnector", "kv_role": "kv_both",
-        "kv_load_failure_policy": "fail", "kv_connector_extra_config": extra | fields,
-    }  # fmt: skip
+FAILING = {
+    "kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_load_failure_policy": "fail",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 22},
+}  # fmt: skip
 
 
 def ends_of(ask, handle, ids):
@@ -214,7 +212,7 @@ def ends_of(ask, handle, ids):
 
 
 def test_a_damaged_block_ends_its_request_where_that_is_wanted(folders):
-    ask = Ask(open_core(folders("float32"), kv_transfer_config=failing()))
+    ask = Ask(open_core(folders("float32"), kv_transfer_config=FAILING))
     expected = [ask(ids) for ids in prompts()]
     host = tier_of(ask.core)._host
     content = host.get(next(iter(host)))
@@ -226,7 +224,7 @@ def test_a_damaged_block_ends_its_request_where_that_is_wanted(folders):
 
 
 def test_a_block_that_made_room_for_others_is_computed_all_the_same(folders):
-    ask = Ask(open_core(folders("float32"), kv_transfer_config=failing()))
+    ask = Ask(open_core(folders("float32"), kv_transfer_config=FAILING))
     expected = [ask(ids) for ids in prompts()]
     tier_of(ask.core)._host.clear()
     assert [ask(ids) for ids in prompts()] == expected and ask.external_hits == 0
