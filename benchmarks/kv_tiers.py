@@ -64,31 +64,32 @@ class Asked:
         return self.core.scheduler.counters.external_hits
 
 
-def open_engine(
-    model: Path,
-    args: argparse.Namespace,
-    folder: Path | None,
-    config: dict[str, Any] | None = None,
-) -> Asked:
-    """An engine whose pool has room for one prompt; with a tier of memory and files, or without."""
+def tier(args: argparse.Namespace, folder: Path | None = None) -> dict[str, Any]:
+    """The settings of a tier of memory, and of files where a folder is given."""
+    extra: dict[str, Any] = {"cpu_bytes_to_use": int(args.host_gib * 2**30)}
     if folder is not None:
-        tier = {"type": "fs", "root_dir": str(folder)}
-        config = {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                "cpu_bytes_to_use": int(args.host_gib * 2**30),
-                "spec_name": "TieringOffloadingSpec",
-                "secondary_tiers": [tier],
-            },
-        }
-    length = args.tokens + _OUTPUT
+        extra["spec_name"] = "TieringOffloadingSpec"
+        extra["secondary_tiers"] = [{"type": "fs", "root_dir": str(folder)}]
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def open_engine(
+    model: Path, num_tokens: int, config: dict[str, Any] | None = None, room: int = 1
+) -> Asked:
+    """An engine whose pool has room for so many prompts of `num_tokens`, with a connector or
+    without.
+    """
+    length = num_tokens + _OUTPUT
     options = EngineArgs(
         model=str(model),
         skip_tokenizer_init=True,
         max_model_len=length,
-        max_num_seqs=1,
-        num_gpu_blocks_override=2 + -(-length // 32),
+        max_num_seqs=room,
+        num_gpu_blocks_override=2 + room * -(-length // 32),
         kv_transfer_config=config,
     )
     core = build_core(make_plan(options))
@@ -99,7 +100,7 @@ def open_engine(
     return Asked(core)
 
 
-def from_a_peer(model: Path, args: argparse.Namespace, ids: list[int]) -> tuple[float, int]:
+def from_a_peer(model: Path, ids: list[int]) -> tuple[float, int]:
     """Seconds to the first token of a prompt that another engine has computed, and how many of its
     tokens were pulled.
     """
@@ -108,7 +109,7 @@ def from_a_peer(model: Path, args: argparse.Namespace, ids: list[int]) -> tuple[
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"port": 0, "kv_lease_pool_share": 1.0},
     }
-    first, second = (open_engine(model, args, None, config) for _ in range(2))
+    first, second = (open_engine(model, len(ids), config) for _ in range(2))
     params: dict[str, Any] = {}
     asked = SamplingParams(
         max_tokens=1, extra_args={"kv_transfer_params": {"do_remote_decode": True}}
@@ -138,17 +139,7 @@ def working_set(model: Path, args: argparse.Namespace, config: dict[str, Any] | 
     """Prompt tokens in a second of prompts that come in turn, three times as many as the pool has
     room for.
     """
-    length = args.set_tokens + _OUTPUT
-    num_blocks = 2 + 4 * -(-length // 32)
-    options = EngineArgs(
-        model=str(model),
-        skip_tokenizer_init=True,
-        max_model_len=length,
-        max_num_seqs=4,
-        num_gpu_blocks_override=num_blocks,
-        kv_transfer_config=config,
-    )
-    asked = Asked(build_core(make_plan(options)))
+    asked = open_engine(model, args.set_tokens, config, room=4)
     draw = random.Random(2)
     prompts = [[draw.randrange(10, 900) for _ in range(args.set_tokens)] for _ in range(12)]
     for ids in prompts:
@@ -181,18 +172,13 @@ def one_part(args: argparse.Namespace) -> int:
         make_checkpoint(model, args.shape)
         if args.only == "peer":
             ids = [draw.randrange(10, 900) for _ in range(args.tokens)]
-            seconds, hits = from_a_peer(model, args, ids)
+            seconds, hits = from_a_peer(model, ids)
             figures |= {"tokens": args.tokens, "from_a_peer_s": round(seconds, 3), "pulled": hits}
             if hits < args.tokens // 2:
                 failures.append(f"K/V was not pulled: {hits} tokens")
         else:
-            tier = {
-                "kv_connector": "OffloadingConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": {"cpu_bytes_to_use": int(args.host_gib * 2**30)},
-            }
             without = working_set(model, args, None)
-            with_tier = working_set(model, args, tier)
+            with_tier = working_set(model, args, tier(args))
             figures |= {
                 "prompts_of": args.set_tokens,
                 "tokens_per_s_without_a_tier": round(without),
@@ -223,7 +209,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         model, folder = Path(name) / "model", Path(name) / "kv"
         make_checkpoint(model, args.shape)
-        plain, tiered = open_engine(model, args, None), open_engine(model, args, folder)
+        config = tier(args, folder)
+        plain, tiered = open_engine(model, args.tokens), open_engine(model, args.tokens, config)
         first = prompt()
         computed = [plain(first), tiered(first)]
         on, off, cpu_on, cpu_off = [], [], [], []
@@ -239,10 +226,10 @@ def main() -> int:
         memory, hits = tiered(first)[0], [tiered.hits]
         tiered.core.shutdown()
         drop_from_page_cache(folder)
-        cold = open_engine(model, args, folder)
+        cold = open_engine(model, args.tokens, config)
         from_disk, hits = cold(first)[0], [*hits, cold.hits]
         cold.core.shutdown()
-        warm = open_engine(model, args, folder)
+        warm = open_engine(model, args.tokens, config)
         cached, hits = warm(first)[0], [*hits, warm.hits]
         warm.core.shutdown()
     figures: dict[str, Any] = {

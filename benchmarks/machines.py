@@ -112,12 +112,14 @@ class Stream:
             connection.close()
 
 
-def status_of(connect: Connect, path: str = "/ready") -> int:
-    """The status of a GET."""
+def is_ready(connect: Connect) -> bool:
+    """Whether a server answers /ready with 200."""
     connection = Connection(connect, 5.0)
     try:
-        connection.request("GET", path)
-        return connection.getresponse().status
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
     finally:
         connection.close()
 
@@ -170,20 +172,14 @@ class Service:
         """Wait for /ready."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self.front.poll() is None:
-            try:
-                if status_of(at_file(self.path)) == 200:
-                    return
-            except OSError:
-                pass
+            if is_ready(at_file(self.path)):
+                return
             time.sleep(0.2)
         raise TimeoutError((self._folder / f"{self._front.name}.log").read_text())
 
     def kill_machine(self, rank: int) -> None:
-        """Make a machine disappear: its link first, so that nobody hears of its processes' end."""
-        machine = self.network.machines[rank]
-        machine.link.is_cut = True
-        for pid in machine.pids():
-            os.kill(pid, signal.SIGKILL)
+        """Lose the headless machine of a rank."""
+        self.network.machines[rank].lose()
         self.headless[rank].wait()
 
     def streams(self, count: int) -> list[Stream]:

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.machines import SMALL, START_S, Connect, Stream, report, status_of, wait
+from benchmarks.machines import SMALL, START_S, Connect, Stream, is_ready, report, wait
 from quire.testing.checkpoints import make_checkpoint
 from tests.clusters.namespaces import Machine, Network, can_make_machines
 
@@ -79,11 +79,8 @@ class Servers:
         deadline = time.monotonic() + START_S
         for connect in self.connects():
             while time.monotonic() < deadline:
-                try:
-                    if status_of(connect) == 200:
-                        break
-                except OSError:
-                    pass
+                if is_ready(connect):
+                    break
                 time.sleep(0.3)
             else:
                 raise TimeoutError(self._log.read_text())
@@ -92,13 +89,6 @@ class Servers:
         """Streams to the servers in turn."""
         connects = self.connects()
         return [Stream(connects[number % len(connects)], number) for number in range(count)]
-
-    def lose(self, number: int) -> None:
-        """Make a machine disappear."""
-        machine = self._network.machines[number]
-        machine.link.is_cut = True
-        for pid in machine.pids():
-            os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End them."""
@@ -110,6 +100,20 @@ class Servers:
             machine.link.is_cut = False
 
 
+@contextmanager
+def serving(
+    network: Network, flags: Sequence[Sequence[str]], ports: Sequence[int]
+) -> Iterator[Servers]:
+    """Servers that are ready, for a block."""
+    with tempfile.TemporaryDirectory() as folder:
+        servers = Servers(network, Path(folder), flags, ports)
+        try:
+            servers.wait_until_ready()
+            yield servers
+        finally:
+            servers.close()
+
+
 def run_mode(
     network: Network,
     name: str,
@@ -119,27 +123,21 @@ def run_mode(
     expected: list[str],
 ) -> bool:
     """One mode: the right texts, and a machine that is lost."""
-    with tempfile.TemporaryDirectory() as folder:
-        servers = Servers(network, Path(folder), flags, ports)
-        try:
-            servers.wait_until_ready()
-            streams = servers.streams(count)
-            wait(streams)
-            is_good = report(name, streams, expected, START_S)
-            if len(ports) > 1:
-                client = network.machines[0]
-                each = [from_machine(client, m.address, HEALTH_PORT) for m in network.machines]
-                is_good &= {status_of(one) for one in each} == {200}
-            streams = servers.streams(count)
-            time.sleep(0.3)
-            servers.lose(1)
-            wait(streams)
-            # whose connection was lost, and whose machine: no more and no fewer
-            lost = [s for s, n in zip(streams, range(count), strict=True) if n % len(flags)]
-            is_good &= report(f"{name}, a machine is lost", streams, expected, LOST_S + 5)
-            return is_good and not any(s.error for s in streams if s not in lost)
-        finally:
-            servers.close()
+    with serving(network, flags, ports) as servers:
+        streams = servers.streams(count)
+        wait(streams)
+        is_good = report(name, streams, expected, START_S)
+        if len(ports) > 1:
+            client = network.machines[0]
+            each = [from_machine(client, m.address, HEALTH_PORT) for m in network.machines]
+            is_good &= all(map(is_ready, each))
+        streams = servers.streams(count)
+        time.sleep(0.3)
+        network.machines[1].lose()
+        wait(streams)
+        is_good &= report(f"{name}, a machine is lost", streams, expected, LOST_S + 5)
+        others = streams[:: len(flags)]  # those of the first machine
+        return is_good and not any(stream.error for stream in others)
 
 
 def main() -> int:
@@ -190,15 +188,10 @@ def main() -> int:
 
 def texts_of_one(network: Network, model: str, count: int) -> list[str]:
     """The texts of one server on the first machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        servers = Servers(network, Path(folder), [("--model", model)], [PORT])
-        try:
-            servers.wait_until_ready()
-            streams = servers.streams(count)
-            wait(streams)
-            return [stream.text for stream in streams]
-        finally:
-            servers.close()
+    with serving(network, [("--model", model)], [PORT]) as servers:
+        streams = servers.streams(count)
+        wait(streams)
+        return [stream.text for stream in streams]
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ import heapq
 import os
 import random
 import select
+import signal
 import struct
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 _TUNSETIFF = 0x400454CA
@@ -54,6 +56,17 @@ class Machine:
         )
         return [int(word) for word in done.stdout.split()]
 
+    def kill(self) -> None:
+        """End what runs there."""
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def lose(self) -> None:
+        """Make it disappear: its link first, so that nobody hears of its processes' end."""
+        self.link.is_cut = True
+        self.kill()
+
 
 class Network:
     """Machines and the switch between them; to be closed, which leaves nothing."""
@@ -77,11 +90,7 @@ class Network:
     def close(self) -> None:
         """End what runs on the machines, and remove them."""
         for machine in self.machines:
-            for pid in machine.pids():
-                try:
-                    os.kill(pid, 9)
-                except ProcessLookupError:
-                    continue
+            machine.kill()
         os.write(self._stop, b"\0")
         self._thread.join()
         self._remove()

@@ -9,6 +9,7 @@ import threading
 from contextlib import contextmanager
 
 import httpx
+import psutil
 
 SMALL = ("--max-num-seqs", "16", "--kv-cache-memory-bytes", "64M", "--dtype", "float32")
 ENCODER = ("--dtype", "float32")
@@ -65,6 +66,17 @@ class Served:
     def get(self, path, **options):
         with self.client() as client:
             return client.get(path, **options)
+
+    def metric(self, name, **options):
+        """The sum of a metric's values."""
+        lines = self.get("/metrics", **options).text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    def core(self):
+        """The process of the one core."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        [found] = [each for each in children if each.name() == "EngineCore"]
+        return found
 
     def openai(self, api_key="none"):
         from openai import OpenAI

@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.server.serve_process import SMALL, command_of, serving
@@ -216,12 +215,6 @@ def test_one_that_is_there_and_broken_is_a_400(server):
 # deaths and metrics
 
 
-def core_of(server):
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    [core] = [each for each in children if "resource_tracker" not in " ".join(each.cmdline())]
-    return core
-
-
 def test_streams_go_on_with_their_adapters_when_the_core_is_killed(server):
     """And the restarted core has the adapters of the server again."""
     whole = {
@@ -247,7 +240,7 @@ def test_streams_go_on_with_their_adapters_when_the_core_is_killed(server):
     for thread in threads:
         thread.start()
     begun.wait(60)
-    core_of(server).kill()
+    server.core().kill()
     for thread in threads:
         thread.join(120)
     assert found == whole

@@ -47,9 +47,7 @@ def servers(tmp_path_factory):
 
 
 def hits(server):
-    lines = server.get("/metrics").text.splitlines()
-    name = "vllm:external_prefix_cache_hits_total"
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+    return server.metric("vllm:external_prefix_cache_hits_total")
 
 
 def plain(reply):

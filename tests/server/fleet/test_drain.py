@@ -5,13 +5,13 @@ it would have had, and ends once.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 import time
 
 import pytest
 
+from tests.server.fleet.test_disaggregated import config
 from tests.server.serve_process import serving
 
 pytestmark = pytest.mark.full
@@ -89,20 +89,12 @@ def streams(server):
     return found
 
 
-def config():
-    extra = {"port": 0, "kv_recompute_threshold": 0}
-    given = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-    return "--kv-transfer-config", json.dumps({**given, "kv_connector_extra_config": extra})
-
-
-def metric(server, name):
-    lines = server.get("/metrics", headers=KEY).text.splitlines()
-    found = (float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}"))
-    return sum(found)
+def num_running(server):
+    return server.metric("vllm:num_requests_running", headers=KEY)
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
+def expected():
     with serving(*FLAGS) as server:
         found = streams(server)
         for each in found:
@@ -131,7 +123,7 @@ def drain(server, target, key="secret-key"):
 @pytest.mark.parametrize("kind", ["pulled", "computed"])
 def test_streams_go_on_at_another_server(kind, expected, tmp_path, monkeypatch):
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
-    more = config() if kind == "pulled" else ()
+    more = ("--kv-transfer-config", json.dumps(config("kv_both"))) if kind == "pulled" else ()
     with serving(*FLAGS, *more) as one, serving(*FLAGS, *more) as two:
         found = begun(one)
         reply = drain(one, two.url).json()
@@ -140,10 +132,10 @@ def test_streams_go_on_at_another_server(kind, expected, tmp_path, monkeypatch):
         refused = one.post("/v1/completions", body("greedy"), headers=KEY)
         assert refused.status_code == 503 and two.url in refused.text
         check(found, expected)
-        hits = metric(two, "external_prefix_cache_hits_total")
+        hits = two.metric("vllm:external_prefix_cache_hits_total", headers=KEY)
         assert (hits > 3 * 48) == (kind == "pulled")
         assert drain(one, two.url).status_code == 409
-        assert metric(two, "num_requests_running") == 0
+        assert num_running(two) == 0
 
 
 def test_what_the_other_server_drops_goes_on_here(expected):
@@ -157,19 +149,14 @@ def test_what_the_other_server_drops_goes_on_here(expected):
 
 
 def test_the_death_of_the_other_servers_core_is_not_seen(expected):
-    import psutil
-
     with serving(*FLAGS) as one, serving(*FLAGS) as two:
         found = begun(one)
         assert drain(one, two.url).json()["handed_over"] == 3
-        for child in psutil.Process(two.process.pid).children(recursive=True):
-            if "core" in " ".join(child.cmdline()).lower():
-                os.kill(child.pid, signal.SIGKILL)
-                break
+        two.core().kill()
         check(found, expected)
 
 
-def test_a_client_that_leaves_ends_its_stream_there(expected):
+def test_a_client_that_leaves_ends_its_stream_there():
     with serving(*FLAGS) as one, serving(*FLAGS) as two:
         with (
             one.client(headers=KEY) as client,
@@ -181,12 +168,12 @@ def test_a_client_that_leaves_ends_its_stream_there(expected):
             assert drain(one, two.url).json()["handed_over"] == 1
             next(lines)
         end = time.monotonic() + 20
-        while metric(two, "num_requests_running") and time.monotonic() < end:
+        while num_running(two) and time.monotonic() < end:
             time.sleep(0.1)
-        assert metric(two, "num_requests_running") == 0
+        assert num_running(two) == 0
 
 
-def test_another_root_computes_again_and_another_model_is_refused(expected, monkeypatch):
+def test_another_root_computes_again_and_another_model_is_refused(expected):
     with serving(*FLAGS) as one, serving(*FLAGS, "--block-size", "32") as two:
         with serving(
             *FLAGS, "--dtype", "bfloat16", "--seed", "3", "--logprobs-mode", "raw_logits"

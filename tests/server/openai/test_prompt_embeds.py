@@ -6,7 +6,6 @@ import json
 import os
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save
@@ -30,12 +29,6 @@ def client():
 def table():
     folder = os.path.join(os.path.dirname(quire.__file__), "embedded", "checkpoint")
     return load_file(os.path.join(folder, "model.safetensors"))["model.embed_tokens.weight"]
-
-
-def core_of(server):
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    [core] = [each for each in children if "resource_tracker" not in " ".join(each.cmdline())]
-    return core
 
 
 def encoded(rows, how="torch"):
@@ -112,7 +105,7 @@ def test_streams_go_on_when_the_core_is_killed(client, table):
                 found += json.loads(line[6:])["choices"][0]["text"]
                 if not is_dead:
                     is_dead = True
-                    core_of(client.server).kill()
+                    client.server.core().kill()
     assert found == right
 
 
