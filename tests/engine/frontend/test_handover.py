@@ -232,7 +232,7 @@ def test_a_receiver_that_fails_ends_its_own_stream_alone(caplog):
     own = taken.without(EngineCoreOutputs([3, broken, last, good], [1, 2, 3, 4], None, ends))
     assert own.handles == [3] and [part.token_ids for part in got] == [[4]]
     assert client.aborted == [broken], "the other one has ended by itself"
-    assert len(taken) == 1 and caplog.text.count("the receiver's own") == 2
+    assert len(taken) == 1 and len(caplog.records) == 2
     taken.begin(request(8), fails)
     taken.fail_all()
     assert got[1] is None and len(taken) == 0 and client.aborted == [broken]
