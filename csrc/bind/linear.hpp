@@ -13,7 +13,7 @@
 
 namespace quire {
 
-// y [tokens, width of the finish], or for partial sums [tokens, segments, out], from x, its rows
+// y [tokens, width of the finish], or for partial sums [tokens, out], from x, its rows
 // x_token apart; values: those of the addend, [*, out], or 0; peaks: or 0; bank: with factors and
 // slots of adapters, or None.
 template <class Context>
@@ -35,14 +35,14 @@ void linear(Context& c, const PackedWeight& weight, int64_t tokens, uintptr_t x,
     c.submit(product_with(weight, c.kernels).linear, args, tokens);
 }
 
-// y [tokens, width] from parts [tokens, segments, width]; scales, peaks, bias, values: or 0.
+// y [tokens, width] from parts [tokens, count, width]; scales, peaks, bias, values: or 0.
 template <class Context>
-void linear_total(Context& c, Type type, int64_t tokens, int64_t width, int64_t segments,
+void linear_total(Context& c, Type type, int64_t tokens, int64_t width, int64_t count,
                   bool are_whole, uintptr_t parts, uintptr_t scales, uintptr_t peaks,
                   uintptr_t bias, uintptr_t values, uintptr_t rows, uintptr_t y) {
     const LinearTotalArgs args{type,
                                width,
-                               segments,
+                               count,
                                are_whole,
                                reinterpret_cast<const void*>(parts),
                                reinterpret_cast<const float*>(scales),

@@ -120,8 +120,8 @@ enum class FinishKind : int32_t { plain, gated, limited, logits, partial, bounde
 // outputs is the gate of the second, y = act(gate) * up. limited: the same with gpt-oss's gate, cut
 // at `scale`, and bounded: with act(gate) at most `scale` and up within it (ops/activation.py).
 // logits, always fp32: softcap * tanh(scale * sum / softcap), the
-// sum rounded to the type first, without a cap where it is 0. partial: the sums of the segments as
-// they are, for another operation to add up; nothing else becomes of them.
+// sum rounded to the type first, without a cap where it is 0. partial: the sum of the
+// segments as it is, for another operation to add to others; nothing else becomes of it.
 struct Finish {
     FinishKind kind;
     Act act;
@@ -241,7 +241,7 @@ struct LoraAddend {
 };
 
 // y = finish(x @ weight + bias + addend); x and y are of the weight's type (logits are fp32).
-// A partial product has sums [tokens][segments][out] instead, of int32 where rows and weights are
+// A partial product has sums [tokens][out] instead, of int32 where rows and weights are
 // int8, else fp32, without the scales of rounded rows. peaks: the largest magnitude in each row of
 // x where that holds only some of the inputs, else null.
 struct LinearArgs {
@@ -254,14 +254,14 @@ struct LinearArgs {
     LoraAddend lora = {};
 };
 
-// y = what the sums of all segments [T, segments, width] make: added up, neighbours first where they
-// are a power of two and else one after the other, times the scales of outputs and of rows with
+// y = what partial sums [T, count, width] make: added up, neighbours first where they are a power
+// of two and else one after the other, times the scales of outputs and of rows with
 // these peaks, plus bias and addend, rounded once. With are_whole the sums are int32, else fp32.
 // scales, peaks and bias may be null.
 struct LinearTotalArgs {
     Type type;
     int64_t width;
-    int64_t segments;
+    int64_t count;
     bool are_whole;
     const void* parts;
     const float* scales;

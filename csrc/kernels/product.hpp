@@ -46,9 +46,10 @@ inline void multiply_segment(const Product& product, int64_t panel, int64_t segm
     product.template multiply<1>(panel, segment, sums.data, sums.stride);
 }
 
-// Of all segments, those of neighbours added first.
+// Of all segments, those of neighbours added first. `is_partial`: they are a part of a sum.
 template <class Product>
-inline void multiply_panels(const Product& product, int64_t panel, const TileSums& sums) {
+inline void multiply_panels(const Product& product, int64_t panel, const TileSums& sums,
+                            bool is_partial) {
     const int64_t segments = product.segments(), room = sums.room();
     for (int64_t s = 0; s < segments; ++s) multiply_segment(product, panel, s, sums.at(s * room));
     if (segments == 1) return;
@@ -57,23 +58,18 @@ inline void multiply_panels(const Product& product, int64_t panel, const TileSum
         for (float* at = first; at < first + sums.panels * kPanel; at += kLanes) {
             const auto both = [&](float* one) { return add(load(one), load(one + room)); };
             const F32 sum = segments == 2 ? both(at) : add(both(at), both(at + 2 * room));
-            store(at, product.concluded(row, sum));
+            store(at, is_partial ? sum : product.concluded(row, sum));
         }
     }
 }
 
-// Those of each segment, as they are, into y.
-template <class Product>
-inline void multiply_partial(const LinearArgs& a, const Product& product, int64_t first,
-                             int64_t panel, const TileSums& sums) {
-    const int64_t lane = panel * kPanel, left = a.weight.out - lane, width = sums.panels * kPanel;
-    for (int64_t segment = 0; segment < product.segments(); ++segment) {
-        multiply_segment(product, panel, segment, sums);
-        for (int64_t r = 0; r < sums.rows; ++r)
-            __builtin_memcpy(row_of<float>(a.y, first + r, segment) + lane,
-                             sums.data + r * sums.stride,
-                             sizeof(float) * (left < width ? left : width));
-    }
+// Partial sums, as they are, into y, from the lane on; `width` lanes or as many as there are.
+inline void store_partial(const LinearArgs& a, int64_t first, int64_t lane, int64_t width,
+                          const TileSums& sums) {
+    const int64_t left = a.weight.out - lane;
+    for (int64_t r = 0; r < sums.rows; ++r)
+        __builtin_memcpy(row_of<float>(a.y, first + r, 0) + lane, sums.data + r * sums.stride,
+                         sizeof(float) * (left < width ? left : width));
 }
 
 // How many panels are multiplied side by side: for few rows as many streams as the memory likes,
@@ -125,23 +121,23 @@ struct Chunk {
     // a copy.
     __attribute__((noinline)) void multiply_tile(int64_t tile, Pool& pool, int worker) const {
         const bool is_partial = a.finish.kind == FinishKind::partial;
-        const int64_t kept = is_partial ? 1 : product.segments();
-        const size_t num_bytes = sizeof(float) * kPanel * per_group * together * rows * kept;
+        const size_t num_bytes =
+            sizeof(float) * kPanel * per_group * together * rows * product.segments();
         auto* memory = static_cast<float*>(scratch(pool, worker, num_bytes));
         const int64_t end = (tile + 1) * per_tile, stop = end < groups ? end : groups;
         for (int64_t g = tile * per_tile, count; g < stop; g += count) {
             count = g + together <= stop ? together : 1;
             const int64_t panels = count * per_group, stride = panels * kPanel;
             const TileSums sums{memory, beside < panels ? beside : panels, rows, stride};
-            if (is_partial) {
-                multiply_partial(a, product, first, g, sums);
-                continue;
-            }
             if (a.lora.factors != nullptr)
                 for (int64_t j = 0; j < count; ++j)
                     QUIRE_VECTORS::prefetch_rows(a, first, rows, (g + j) * kPanel);
             for (int64_t i = 0; i < panels; i += sums.panels)
-                multiply_panels(product, g * per_group + i, sums.at(i * kPanel));
+                multiply_panels(product, g * per_group + i, sums.at(i * kPanel), is_partial);
+            if (is_partial) {
+                store_partial(a, first, g * kPanel, stride, sums);
+                continue;
+            }
             for (int64_t j = 0; j < count; ++j)
                 QUIRE_VECTORS::finish_rows(a, first, rows, (g + j) * kPanel,
                                            memory + j * per_group * kPanel, stride);

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kRun = 256;
 
 // How a row is cut for a product. Whole numbers have the same sum in every order, so the segments
-// of an int8 weight matter only where each is asked for; such a segment is one group.
+// of an int8 weight do not matter; all of its inputs are one group.
 struct Cut {
     int64_t segments;
     int64_t in;      // inputs of a segment
@@ -29,8 +29,7 @@ struct Cut {
     int64_t runs;    // of a segment, of kRun inputs each
 
     explicit Cut(const LinearArgs& a)
-        : segments(is_int4(a.weight) || a.finish.kind == FinishKind::partial ? a.weight.segments
-                                                                             : 1),
+        : segments(is_int4(a.weight) ? a.weight.segments : 1),
           in(a.weight.in / segments),
           groups(is_int4(a.weight) ? (in + a.weight.group - 1) / a.weight.group : 1),
           group(is_int4(a.weight) ? a.weight.group : round_up(in, kFour)),
@@ -240,7 +239,7 @@ class QuantizedProduct {
         }
     }
 
-    // Of int4: sums of int8 come from one segment, or are partial.
+    // Of int4: sums of int8 come from one segment.
     F32 concluded(int64_t row, F32 sum) const { return mul(sum, splat(x_.scales[row])); }
 
    private:

@@ -205,7 +205,7 @@ inline F32 add_segments(Lanes lanes, const uint32_t* at, int64_t stride, int64_t
 
 template <class E, class Number>
 inline void total_row(const LinearTotalArgs& a, int64_t token) {
-    const Number* parts = static_cast<const Number*>(a.parts) + token * a.segments * a.width;
+    const Number* parts = static_cast<const Number*>(a.parts) + token * a.count * a.width;
     const float* values = nullptr;
     if (a.addend.values != nullptr && a.addend.rows[token] >= 0)
         values = a.addend.values + a.addend.rows[token] * a.addend.stride;
@@ -213,7 +213,7 @@ inline void total_row(const LinearTotalArgs& a, int64_t token) {
     if (a.peaks != nullptr) scale = a.peaks[token] < kTiny ? 0 : a.peaks[token] / 127.0f;
     E* y = static_cast<E*>(a.y) + token * a.width;
     each(a.width, [&](auto lanes, int64_t i) {
-        F32 sum = add_segments(lanes, parts + i, a.width, a.segments);
+        F32 sum = add_segments(lanes, parts + i, a.width, a.count);
         if (a.scales != nullptr) sum = mul(sum, get(lanes, a.scales + i));
         if (a.peaks != nullptr) sum = mul(sum, splat(scale));
         if (a.bias != nullptr) sum = add(sum, get(lanes, a.bias + i));

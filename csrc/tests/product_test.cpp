@@ -36,7 +36,7 @@ void check_product(Pool& pool, const Kernels& kernels, const PackedWeight& w, Fi
     const bool is_gate = finish.kind == FinishKind::gated || finish.kind == FinishKind::limited;
     if (is_gate != w.is_gated) return;
     const bool is_partial = finish.kind == FinishKind::partial;
-    const int64_t width = is_gate ? w.out / 2 : is_partial ? w.segments * w.out : w.out;
+    const int64_t width = is_gate ? w.out / 2 : w.out;
     const bool is_wide = is_partial || finish.kind == FinishKind::logits;
     const int64_t row = width * (is_wide ? 4 : size_of(w.type));
     Bytes x(tokens * w.in * size_of(w.type)), y(tokens * row), one(row);

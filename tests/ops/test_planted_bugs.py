@@ -382,8 +382,8 @@ def bias_in_the_partial_sums(x, w, peaks=None):
     return PLAIN.linear_partial(x, w, peaks) + w.weight[:, 0]
 
 
-def segments_in_another_place(x, w, peaks=None):
-    return PLAIN.linear_partial(x, w, peaks).flip(1)
+def a_segment_forgotten(x, w, peaks=None):
+    return w.partial(x, peaks)[:, 0]
 
 
 def addend_of_the_next_row(op):
@@ -474,7 +474,7 @@ BUGS = {
     "order of inputs inverted": codes_with(inverse_order),
     "bias added by each worker": {"linear_total": bias_of_every_segment},
     "bias within the partial sums": {"linear_partial": bias_in_the_partial_sums},
-    "segments in another place": {"linear_partial": segments_in_another_place},
+    "a segment forgotten": {"linear_partial": a_segment_forgotten},
     "addend of another row": addend_of_the_next_row("linear"),
     "addend after the activation": {"hidden": addend_after_the_activation},
     "prompt counted as output": at_places("penalize", border=lambda i, r, b, p: b * 0),

@@ -268,10 +268,8 @@ def _logits(
 def _linear_partial(
     stored: Stored, x: Tensor, w: OracleLinear, peaks: Tensor | None = None
 ) -> dict[str, Approx]:
-    shape = w.segments, w.in_features // w.segments
-    rows, weight = to_array(x), w.weight.reshape(w.out_features, *shape)
-    rows = exact(rows.reshape(len(rows), *shape))
-    return {"0": contract("tsi,osi->tso", rows, exact(weight), shape[1])}
+    rows, weight = exact(to_array(x)), exact(w.weight)
+    return {"0": contract("ti,oi->to", rows, weight, w.in_features)}
 
 
 def _linear_total(

@@ -268,14 +268,9 @@ def sum_chunks(x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor) -> None:
 
 
 def linear_partial(x: Tensor, w: OracleLinear, peaks: Tensor | None = None) -> Tensor:
-    """Each segment of the inputs by itself, without bias."""
-    width = w.in_features // w.segments
-    starts = range(0, w.in_features, width)
-    parts = [
-        [[sum(row[i : i + width] * out[i : i + width]) for out in w.weight] for i in starts]
-        for row in to_array(x)
-    ]
-    return to_tensor(np.array(parts).reshape(len(x), w.segments, w.out_features))
+    """The product without bias."""
+    sums = [[sum(row * out) for out in w.weight] for row in to_array(x)]
+    return to_tensor(np.array(sums).reshape(len(x), w.out_features))
 
 
 def linear_total(
@@ -285,7 +280,7 @@ def linear_total(
     dtype: torch.dtype,
     addend: Addend | None = None,
 ) -> Tensor:
-    """All segments, one after the other, bias and addend."""
+    """All parts, one after the other, bias and addend."""
     total = sum(to_array(parts[:, i]) for i in range(parts.shape[1]))
     return to_tensor(_added(total if w.bias is None else total + w.bias, addend))
 

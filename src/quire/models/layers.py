@@ -151,8 +151,8 @@ class PlacedFeedForward:
 
 @dataclass(frozen=True, slots=True)
 class SharedProjection:
-    """A projection whose inputs a group's workers share, heads or width: each brings the sums of
-    its segments. `needs_peaks`: the weight's format rounds activations, by the whole row.
+    """A projection whose inputs a group's workers share, heads or width: each brings the sum of
+    its part. `needs_peaks`: the weight's format rounds activations, by the whole row.
     """
 
     ops: Ops
@@ -163,10 +163,10 @@ class SharedProjection:
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] of this worker -> [T, C], the same on every worker."""
         peaks, parts = self.partial(x)
-        return self.ops.linear_total(parts.flatten(1, 2), self.weight, peaks, x.dtype)
+        return self.ops.linear_total(parts, self.weight, peaks, x.dtype)
 
     def partial(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The peaks of the whole rows, and the sums of all workers' segments [T, size, S, C]."""
+        """The peaks of the whole rows, and the sums of all workers' parts [T, size, C]."""
         ops, peaks = self.ops, None
         if self.needs_peaks:
             peaks = self.group.largest(ops.row_peaks(x))

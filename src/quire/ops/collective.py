@@ -26,20 +26,21 @@ def row_peaks(x: Tensor) -> Tensor:
 
 @op(format="linear")
 def linear_partial(x: Tensor, w: Plain, peaks: Tensor | None = None) -> Tensor:
-    """x [T, in] times the weight, the segments of the inputs by themselves -> [T, S, out] without
-    any scale, bias or rounding: int32 for whole numbers, else fp32.
+    """x [T, in] times the weight -> [T, out] without any scale, bias or rounding: int32 for whole
+    numbers, else fp32. Sums of segments are added as `linear` adds them, so that x may have some of
+    the inputs of a whole product: its part is a branch of the tree of that sum.
 
     peaks [T] fp32: of the whole rows, where x has a part of them and rows are rounded.
     """
-    return w.partial(x, peaks)
+    return add_up(w.partial(x, peaks))
 
 
 @op(format="linear")
 def linear_total(
     parts: Tensor, w: Plain, peaks: Tensor | None, dtype: torch.dtype, addend: Addend | None = None
 ) -> Tensor:
-    """Result of `linear` from the segments' sums: parts [T, S, out] of all workers, in the order of
-    the inputs -> [T, out] in `dtype`. peaks [T]: as for `linear_partial`, needed if rows are
+    """Result of `linear` from partial sums: parts [T, N, out] of all N workers, in the order of the
+    inputs -> [T, out] in `dtype`. peaks [T]: as for `linear_partial`, needed if rows are
     rounded.
     """
     total = w.conclude(add_up(parts), peaks)

@@ -54,7 +54,7 @@ def partial(
     whole: tuple[Tensor, Tensor] | None = None,
     segments: int = 4,
 ) -> Tensor:
-    """The sums of the segments of one of `size` workers. whole: the peaks of x and of the weight,
+    """The sums of one of `size` workers. whole: the peaks of x and of the weight,
     as workers exchange them.
     """
     peaks, weight_peaks = whole or (ops.row_peaks(x), ops.row_peaks(weight))

@@ -92,7 +92,7 @@ def test_segments_of_several_workers_add_up_to_the_product(isa, rows):
             )
             for start in range(0, 1024, width)
         ]
-        total = ops.linear_total(torch.cat(parts, 1), packed, None, torch.float32)
+        total = ops.linear_total(torch.stack(parts, 1), packed, None, torch.float32)
         assert torch.equal(total, whole)
 
 
@@ -131,7 +131,7 @@ def test_parts_of_rounded_rows_have_the_scale_of_the_whole(isa):
         for at in (0, 128)
     ]
     packed = ops.pack_linear(weight, None, segments=2)
-    assert torch.equal(ops.linear_total(torch.cat(parts, 1), packed, None, torch.float32), whole)
+    assert torch.equal(ops.linear_total(torch.stack(parts, 1), packed, None, torch.float32), whole)
 
 
 def test_a_row_that_is_not_finite_stays_alone(isa):

@@ -48,7 +48,7 @@ def has_own_code(isa, dtype, name):
 
 def total(ops, x, weight, bias, stored_as, parts, addend=None):
     packed = ops.pack_linear(weight, bias, stored_as, 4)
-    return ops.linear_total(torch.cat(parts, 1), packed, ops.row_peaks(x), x.dtype, addend)
+    return ops.linear_total(torch.stack(parts, 1), packed, ops.row_peaks(x), x.dtype, addend)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -137,9 +137,10 @@ def test_another_order_has_other_bits(name, wrong):
     x, weight = draw(40, 768, dtype=torch.float32), draw(64, 768, dtype=torch.float32, seed=1)
     weight *= draw(64, 12, dtype=torch.float32, seed=2).repeat_interleave(64, 1).mul(3).exp()
     whole = ops.linear(x, ops.pack_linear(weight, None, stored_as, 4))
-    parts = [partial(ops, x, weight, stored_as, 0, 1)]
+    parts = [partial(ops, x, weight, stored_as, rank, 4) for rank in range(4)]
     assert torch.equal(total(ops, x, weight, None, stored_as, parts), whole)
-    assert not torch.equal(total(ops, x, weight, None, stored_as, [wrong(parts[0])]), whole)
+    others = wrong(torch.stack(parts, 1)).unbind(1)
+    assert not torch.equal(total(ops, x, weight, None, stored_as, others), whole)
 
 
 def test_a_part_that_is_rounded_by_its_own_peaks_has_other_bits():

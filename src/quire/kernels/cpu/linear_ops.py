@@ -431,12 +431,9 @@ class LinearOps:
         )
 
     def linear_partial(self, x: Tensor, w: CpuLinear, peaks: Tensor | None = None) -> Tensor:
-        """x [T, in] -> [T, S, out]."""
-        width = w.segments * w.out_features
-        sums = self._product(x, w, width, "partial", peaks=peaks)
-        if w.form == "int8" and w.rounds_rows:
-            sums = sums.view(torch.int32)
-        return sums.view(-1, w.segments, w.out_features)
+        """x [T, in] -> [T, out]."""
+        sums = self._product(x, w, w.out_features, "partial", peaks=peaks)
+        return sums.view(torch.int32) if w.form == "int8" and w.rounds_rows else sums
 
     def linear_total(
         self,
@@ -446,10 +443,10 @@ class LinearOps:
         dtype: torch.dtype,
         addend: Addend | None = None,
     ) -> Tensor:
-        """parts [T, S, out] -> [T, out]."""
+        """parts [T, N, out] -> [T, out]."""
         assert not w.gated and parts.shape[2] == w.out_features
         assert peaks is not None or not w.rounds_rows, "rows that are rounded have a scale"
-        runtime, (num_tokens, segments, width) = self._runtime, parts.shape
+        runtime, (num_tokens, count, width) = self._runtime, parts.shape
         assert parts.is_contiguous() or runtime.program is None
         parts = parts.contiguous()
         scales, peaks = (w.scales, peaks) if w.rounds_rows else (None, None)
@@ -461,7 +458,7 @@ class LinearOps:
             self._types[dtype],
             num_tokens,
             width,
-            segments,
+            count,
             parts.dtype is torch.int32,
             *map(address_of, (parts, scales, peaks, w.bias, values, rows, y)),
         )

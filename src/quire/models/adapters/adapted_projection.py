@@ -14,7 +14,7 @@ from quire.ops.formats.lora import Bank
 @dataclass(frozen=True, slots=True)
 class AdaptedSharedProjection:
     """A shared projection with the bank of its adapters, of which each worker has the inputs'
-    matrices that belong to its part: factors are exchanged as the segments' sums are.
+    matrices that belong to its part: factors are exchanged as partial sums are.
     """
 
     shared: SharedProjection
@@ -37,5 +37,5 @@ class AdaptedSharedProjection:
     ) -> Tensor:
         ops, weight = self.shared.ops, self.shared.weight
         addend = ops.lora_total(factors.flatten(1, 2), self.bank, slots)
-        total: Tensor = ops.linear_total(parts.flatten(1, 2), weight, peaks, x.dtype, addend)
+        total: Tensor = ops.linear_total(parts, weight, peaks, x.dtype, addend)
         return total

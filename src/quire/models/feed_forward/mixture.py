@@ -400,7 +400,7 @@ def _router(make: Maker, at: str, m: Moe, score: RouterScore) -> Router:
 
 def _wide_logits(ops: Ops, router: LinearWeight) -> Projection:
     """A router's logits [T, E] as they are summed, in fp32."""
-    return lambda h: ops.linear_partial(h, router)[:, 0]
+    return lambda h: ops.linear_partial(h, router)
 
 
 def _experts(
