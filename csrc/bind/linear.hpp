@@ -244,6 +244,18 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
                                  sizeof weight.table);
                  return weight;
              })
+        .def_prop_ro("panel_width", [](const PackedWeight&) { return kPanelWidth; })
+        // Some of its outputs, whole panels of so many bytes.
+        .def("outputs",
+             [](const PackedWeight& self, int64_t first, int64_t count, int64_t panel_bytes) {
+                 PackedWeight weight = self;
+                 weight.out = count;
+                 weight.panels = static_cast<const char*>(self.panels) +
+                                 first / kPanelWidth * panel_bytes;
+                 if (self.scales != nullptr) weight.scales = self.scales + first;
+                 if (self.bias != nullptr) weight.bias = self.bias + first;
+                 return weight;
+             })
         // Copy it to memory of `packed_weight_bytes`, for operations with several.
         .def("store", [](const PackedWeight& self, uintptr_t to) {
             std::memcpy(reinterpret_cast<void*>(to), &self, sizeof self);

@@ -11,7 +11,7 @@ from quire.errors import InvalidParameter, LoadError, NotBuiltYet, WeightMismatc
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, same_bits, serve
 
-SHAPE = {"num_hidden_layers": 2, "vocab_size": 300}
+SHAPE = {"num_hidden_layers": 2, "vocab_size": 384}
 
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen3_moe"])

@@ -48,7 +48,7 @@ FOUR_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_h
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    shape = {"num_hidden_layers": 2, "vocab_size": 300}
+    shape = {"num_hidden_layers": 2, "vocab_size": 384}
     return make_checkpoint(tmp_path_factory.mktemp("tiny"), shape, "qwen3", dtype="float32")
 
 
@@ -193,7 +193,7 @@ def test_steps_are_recorded_and_have_the_bits_of_eager_ones(folder, kind):
     recorded = open_core(folder, 2, **KINDS[kind])
     forwards = [worker.model_runner._forward for worker in recorded.executor.workers]
     assert all(isinstance(forward, RecordedForward) for forward in forwards)
-    assert [forward._plain.sampling is None for forward in forwards] == [False, True]
+    assert all(forward._plain.sampling is not None for forward in forwards), "each has a part"
     assert same_bits(serve(eager), serve(recorded))
     for core in (eager, recorded):
         core.shutdown()

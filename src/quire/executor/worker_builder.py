@@ -53,6 +53,7 @@ from quire.runner.block_transfers import BlockTransfers
 from quire.runner.encoder_outputs import EncoderOutputs
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
+from quire.runner.forward.shared_scores import SharedScores
 from quire.runner.head import RowHead
 from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
@@ -116,11 +117,12 @@ def build_worker(
     if stage is not None and stage.last < stage.count:
         samples = False
     encoders = open_encoders(config, platform, model)
-    num_sampled = config.max_sampled if samples else 0
+    shares_head = isinstance(model, DecoderModel) and model.shares_head
+    num_sampled = config.max_sampled if samples or shares_head else 0
     runner, forward = _runner(config, platform, model, kv_cache, exchange, num_sampled, encoders)
     draft: DraftParts | None = None
     if config.model.generates:
-        head: RowHead = TokenFollower(runner.rows, group)
+        head: RowHead = TokenFollower(runner.rows, group, forward if shares_head else None)
         if samples:
             head, draft = _token_head(config, platform, runner, forward, group, network)
         runner.register(SamplingParams, head)
@@ -432,4 +434,6 @@ def record_steps(
     platform: Platform, model: RunnableModel, batches: BatchBuilder, num_sampled: int
 ) -> Forward:
     """Make the object that runs the model's steps, recorded if the platform records."""
+    if isinstance(model, DecoderModel) and model.shares_head:
+        model = SharedScores(model)
     return platform.make_forward(model, batches, num_sampled)

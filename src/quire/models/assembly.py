@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.models.adapters.banks import AdapterBanks
 from quire.models.drafting.spec import DraftDecoder
 from quire.models.feed_forward.dense import make_dense
-from quire.models.heads import LanguageModelHead
+from quire.models.heads import HeadPart, LanguageModelHead
 from quire.models.layers import (
     AxisMixer,
     Embedding,
@@ -321,7 +321,8 @@ class Assembly:
                 self._head_rows, weight = self._make.linear_and_rows("head", role="head")
         else:
             weight = self._make.adaptable("head", weight, is_table=False)
-        return LanguageModelHead(self._ops, weight, spec.logit_scale, spec.logit_softcap)
+        part = HeadPart.of(weight, self._make.group)
+        return LanguageModelHead(self._ops, weight, spec.logit_scale, spec.logit_softcap, part)
 
     def _layer(self, layer: int, b: Block) -> Iterator[_Piece]:
         """The pieces of a layer. Its own factor, where it has one, belongs to the last."""

@@ -183,6 +183,17 @@ class DecoderModel(GivenWeights):
         self._use_slots(adapter_slots)
         return self.head.logits(hidden)
 
+    @property
+    def shares_head(self) -> bool:
+        """Whether the workers of a group compute a part of a step's scores each."""
+        return self.head is not None and self.head.part is not None
+
+    def shared_logits(self, hidden: Tensor, adapter_slots: Tensor | None = None) -> Tensor:
+        """`logits` of the rows that a step samples, where workers share the head."""
+        assert self.head is not None, "a head that is shared"
+        self._use_slots(adapter_slots)
+        return self.head.shared_logits(hidden)
+
     def named_parts(self) -> Iterator[tuple[str, Part]]:
         """Each part that holds memory, once, by name."""
         yield from self._parts

@@ -6,20 +6,45 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from quire.distributed.worker_group import WorkerGroup
 from quire.ops import LinearWeight, Ops
+from quire.ops.linear import SharedOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPart:
+    """The part of the vocabulary [V / size, C] that a worker of a group computes."""
+
+    weight: LinearWeight
+    group: WorkerGroup
+
+    @classmethod
+    def of(cls, weight: LinearWeight, group: WorkerGroup | None) -> HeadPart | None:
+        """This worker's part of a head's weight; None where each worker computes all of it."""
+        if group is None or not isinstance(weight, SharedOutputs):
+            return None
+        part = weight.share(group.rank, group.size)
+        return None if part is None else cls(part, group)
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelHead:
     """Scores over the vocabulary; `weight` is [V, C] packed, shared with the embedding where the
-    spec ties them.
+    spec ties them. `part`: of the worker of a group, in the same memory; None: there is none.
     """
 
     ops: Ops
     weight: LinearWeight
     scale: float
     softcap: float | None
+    part: HeadPart | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, C], after the final norm -> fp32 [R, V]."""
         return self.ops.logits(hidden, self.weight, self.scale, self.softcap)
+
+    def shared_logits(self, hidden: Tensor) -> Tensor:
+        """`logits`, of which each worker of the group computes a part; all of them call it."""
+        assert self.part is not None, "the workers have the whole head each"
+        own = self.ops.logits(hidden, self.part.weight, self.scale, self.softcap)
+        return self.part.group.gather(own).flatten(1)

@@ -7,7 +7,7 @@ a part of the inputs (collective.py): the provider that packs a weight also mult
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,6 +29,17 @@ class LinearWeight(Protocol):
     def out_features(self) -> int: ...
     @property
     def segments(self) -> int: ...
+
+
+@runtime_checkable
+class SharedOutputs(LinearWeight, Protocol):
+    """A weight whose outputs several workers may compute a part of each, with the bits of all."""
+
+    def share(self, rank: int, size: int) -> LinearWeight | None:
+        """The part of one of `size` workers, in the memory of this weight; None: it has no equal
+        parts.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.models.decoder import HiddenStates
 from quire.params import RequestParams
 from quire.runner.batch import StepInputs
+from quire.runner.forward.forward import Forward
 from quire.runner.rows import Rows
 from quire.step.columns import RunnerOutput
 from quire.step.grammar_mask import GrammarMask
@@ -25,9 +26,15 @@ class TokenFollower:
     a group so do the ids.
     """
 
-    def __init__(self, rows: Rows, group: WorkerGroup | None) -> None:
+    def __init__(
+        self, rows: Rows, group: WorkerGroup | None, forward: Forward | None = None
+    ) -> None:
+        """`forward` has run the step's model, and computes this worker's part of its scores; None:
+        the first worker computes all of them.
+        """
         self._rows = rows
         self._group = group
+        self._forward = forward
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -46,7 +53,7 @@ class TokenFollower:
     def begin(self, inputs: StepInputs) -> FollowerStep | None:
         if self._group is None:
             return None
-        return FollowerStep(self._rows, self._group, inputs)
+        return FollowerStep(self._rows, self._group, self._forward, inputs)
 
 
 class FollowerStep:
@@ -54,14 +61,19 @@ class FollowerStep:
 
     moves_rows = False
 
-    def __init__(self, rows: Rows, group: WorkerGroup, inputs: StepInputs) -> None:
+    def __init__(
+        self, rows: Rows, group: WorkerGroup, forward: Forward | None, inputs: StepInputs
+    ) -> None:
         self._rows, self._group, self._inputs = rows, group, inputs
+        self._forward = forward
 
     def compute(self, states: HiddenStates, mask: GrammarMask | None) -> Sequence[Tensor]:
         """Receive the drawn ids; the worker that drew them has applied `mask`."""
         inputs = self._inputs
         count = len(inputs.sampled)
         if count:
+            if self._forward is not None:
+                self._forward.logits(states.last, inputs.last)
             drawn = self._group.broadcast(states.last.new_empty(count, dtype=torch.int64))
             self._rows.write(inputs.sampled_rows, inputs.sampled_at, drawn)
         return []

@@ -30,7 +30,7 @@ pytestmark = [
 
 SHAPE = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 128,
-    "intermediate_size": 384, "vocab_size": 300,
+    "intermediate_size": 384, "vocab_size": 384,
 }  # fmt: skip
 FOUR = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
 EXTENSION = "tests.executor.rank_extension.RankExtension"

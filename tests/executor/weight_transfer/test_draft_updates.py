@@ -9,7 +9,7 @@ from tests.executor.worker_cores import same_bits, serve
 from tests.runner.drafting.draft_checkpoints import write_eagle3
 
 SHAPE = {
-    "num_hidden_layers": 3, "vocab_size": 300, "hidden_size": 64, "head_dim": 16,
+    "num_hidden_layers": 3, "vocab_size": 384, "hidden_size": 64, "head_dim": 16,
     "intermediate_size": 96, "tie_word_embeddings": False,
 }  # fmt: skip
 COUNTS = {"num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": [[1, 99, 2]]}

@@ -23,7 +23,7 @@ from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
 
 BFLOAT = {"dtype": "bfloat16"}
-SHAPE = {"num_hidden_layers": 3, "vocab_size": 300}
+SHAPE = {"num_hidden_layers": 3, "vocab_size": 384}
 
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen3_moe"])

@@ -195,3 +195,19 @@ def test_an_addend_comes_before_activation_and_rounding():
     h = ops.hidden(x, packed, "silu", False, Addend(values, torch.arange(5, dtype=torch.int32)))
     truth = torch.nn.functional.silu(wide)
     assert ((h - truth).abs() <= truth.abs() / 128 + 1e-4).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+def test_shares_of_the_outputs_are_the_whole_side_by_side(dtype, name):
+    ops = cpu_ops(dtype)
+    weight, bias = draw(256, 256, dtype=dtype), draw(256, 1, dtype=dtype).flatten()
+    packed = ops.pack_linear(weight, bias, FORMATS[name])
+    x = draw(5, 256, dtype=dtype, seed=2)
+    whole = ops.logits(x, packed, 0.5, 20.0)
+    for size in (2, 4):
+        parts = [ops.logits(x, packed.share(rank, size), 0.5, 20.0) for rank in range(size)]
+        assert torch.equal(torch.cat(parts, 1), whole)
+    gates = ops.pack_linear(weight, bias, FORMATS[name], gated=True)
+    narrow = ops.pack_linear(weight[:250], None, FORMATS[name])
+    assert packed.share(0, 3) is None and narrow.share(0, 2) is None and gates.share(0, 2) is None

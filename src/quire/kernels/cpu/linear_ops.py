@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,6 +89,24 @@ class CpuLinear:
             yield from unpacking.named(rows, scales, bias)
         else:
             yield from unpacking.named(self.panels, self.scales, bias)
+
+    def share(self, rank: int, size: int) -> CpuLinear | None:
+        """The outputs that one of `size` workers computes, in the memory of this weight; None where
+        they are not whole panels.
+        """
+        count, width = len(self.panels) // size, self.native.panel_width
+        first, out = rank * count * width, count * width
+        if self.gated or out * size != self.out_features:
+            return None
+        native = self.native.outputs(first, out, self.panels[0].nbytes)
+        return replace(
+            self,
+            native=native,
+            out_features=out,
+            panels=self.panels[rank * count :][:count],
+            scales=None if self.scales is None else self.scales[first:][:out],
+            bias=None if self.bias is None else self.bias[first:],
+        )
 
     def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] of all segments times the scales that are left, plus bias -> fp32."""

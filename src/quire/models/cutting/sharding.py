@@ -5,7 +5,8 @@ How a leaf is cut follows from its role (parameters.py), the same for all famili
 has is a smaller decoder, described by a spec of its own: its K/V, its weights and its products
 follow from that. Embedding, head, norms and what is added after a sum stay whole on each worker,
 and so does a mixer or a feed-forward part whose parts would not give the bits of the whole, or that
-nothing here knows to cut: every worker computes all of it. Free of torch.
+nothing here knows to cut: every worker computes all of it. Only of the head's product each computes
+a part (models/heads.py). Free of torch.
 """
 
 from __future__ import annotations
