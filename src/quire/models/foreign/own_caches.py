@@ -73,24 +73,35 @@ class OwnCaches:
         """Hidden states [T, C] of inputs [1, T, ...]; what is to be kept goes into the batch's
         blocks.
         """
-        group = batch.groups[batch.layer_groups[0]]
-        assert isinstance(group, GroupBatch) and isinstance(group.plan, PlainPlan), "one group"
         hidden: dict[int, Tensor] = {}
-        for first, last, lanes in _rows(group.plan):
-            cache = self._filled(batch, lanes[: len(lanes) - (last - first)], first)
+        of_groups = self._rows_of_groups(batch)
+        for first, (last, _) in next(iter(of_groups.values())).items():
+            before = {g: rows[first][1][: first - last] for g, rows in of_groups.items()}
+            cache = self._filled(batch, before, first)
             for start, stop in self._pieces(batch, first, last):
                 own = {name: values[:, start:stop] for name, values in inputs.items()}
                 hidden[start] = _passed(self._body, cache, own)[0]
                 self._keep_states(batch, cache, stop - 1)
-            self._keep(batch, cache, group.slots[first:last])
+            self._keep(batch, cache, first, last)
         # rows with one new token come first, wherever they are in the step
         return torch.cat([hidden[start] for start in sorted(hidden)])
+
+    def _rows_of_groups(self, batch: Batch) -> dict[int, dict[int, tuple[int, Tensor]]]:
+        """Of each group of caches, the end of each row of the step and the lanes of its tokens, by
+        the row's first new token. The layers of one kind may be in several groups.
+        """
+        found = {}
+        for number in dict.fromkeys(batch.layer_groups[: len(self._caches)]):
+            group = batch.groups[number]
+            assert isinstance(group, GroupBatch) and isinstance(group.plan, PlainPlan), "lanes"
+            found[number] = {first: (last, lanes) for first, last, lanes in _rows(group.plan)}
+        return found
 
     def _pieces(self, batch: Batch, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The new tokens of a row, cut after those whose states are kept."""
         ends = [last - 1]
         if self._states:
-            writes = self._states_of(batch).writes[first:last]
+            writes = self._states_of(batch, 0).writes[first:last]
             ends = [*(first + (writes != NO_BLOCK).nonzero().flatten()).tolist(), last - 1]
         start = first
         for end in ends:
@@ -98,18 +109,20 @@ class OwnCaches:
                 yield start, end + 1
             start = end + 1
 
-    def _states_of(self, batch: Batch) -> StateBatch:
-        group = batch.groups[batch.layer_groups[len(self._caches)]]
+    def _states_of(self, batch: Batch, at: int) -> StateBatch:
+        group = batch.groups[batch.layer_groups[len(self._caches) + at]]
         assert isinstance(group, StateBatch), "states"
         return group
 
-    def _filled(self, batch: Batch, lanes: Tensor, first: int) -> Any:
-        """A cache of the tokens in `lanes`, and of the state before the token `first`."""
+    def _filled(self, batch: Batch, before: Mapping[int, Tensor], first: int) -> Any:
+        """A cache of the tokens in these lanes of each group, and of the state before the token
+        `first`.
+        """
         cache = _own_cache(self._text, self._caches)
-        if not len(lanes):
+        if not any(map(len, before.values())):
             return cache
         for place, c in enumerate(self._caches):
-            memory = _memory(batch, place)
+            memory, lanes = _memory(batch, place), before[batch.layer_groups[place]]
             rows = rows_at(memory.data, lanes)
             keys, values = rows.split((c.kv_heads * c.head_dim, c.kv_heads * c.value_dim), 1)
             cache.update(*(_by_head(part, c.kv_heads) for part in (keys, values)), c.layer)
@@ -117,7 +130,7 @@ class OwnCaches:
                 assert memory.keys is not None, "a layer that chooses has keys for it"
                 cache.layers[c.layer].update_indexer(rows_at(memory.keys, lanes)[None])
         for at, s in enumerate(self._states):
-            numbers = self._numbers(batch, at)[self._states_of(batch).reads[first]]
+            numbers = self._numbers(batch, at)[self._states_of(batch, at).reads[first]]
             layer, count = cache.layers[s.layer], len(s.convolved)
             shapes = (*s.convolved, *s.recurrent)
             for i, (part, (number, shape)) in enumerate(
@@ -130,10 +143,13 @@ class OwnCaches:
                 layer.has_previous_state[number] = True
         return cache
 
-    def _keep(self, batch: Batch, cache: Any, slots: Tensor) -> None:
-        """Store what a cache has of its last tokens."""
-        count = len(slots)
+    def _keep(self, batch: Batch, cache: Any, first: int, last: int) -> None:
+        """Store what a cache has of its last tokens, which are those from `first` to `last`."""
+        count = last - first
         for place, c in enumerate(self._caches):
+            group = batch.groups[batch.layer_groups[place]]
+            assert isinstance(group, GroupBatch), "tokens"
+            slots = group.slots[first:last]
             memory, layer = _memory(batch, place), cache.layers[c.layer]
             parts = (layer.keys, layer.values)
             rows = torch.cat([_by_token(part[:, :, -count:]) for part in parts], 1)
@@ -145,9 +161,10 @@ class OwnCaches:
 
     def _keep_states(self, batch: Batch, cache: Any, token: int) -> None:
         """Store the states after a token where they are to be kept."""
-        if not self._states or (block := int(self._states_of(batch).writes[token])) == NO_BLOCK:
-            return
         for at, s in enumerate(self._states):
+            block = int(self._states_of(batch, at).writes[token])
+            if block == NO_BLOCK:
+                return
             layer = cache.layers[s.layer]
             parts = [layer.conv_states[number] for number, _ in s.convolved]
             parts += [layer.recurrent_states[number] for number, _ in s.recurrent]
