@@ -69,6 +69,8 @@ def _kinds() -> set[str]:
     """Types that generate text or encode it, and those of the text parts of others."""
     found = set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     found |= {*modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *_ENCODING}
+    with_pictures = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    found |= {kind for kind, name in with_pictures.items() if name.endswith("ForCausalLM")}
     found |= {text for kind in CONFIG_MAPPING_NAMES if (text := _text_kind(kind))}
     return {kind for kind in found & set(CONFIG_MAPPING_NAMES) if not _text_kind(kind)}
 

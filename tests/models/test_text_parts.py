@@ -74,6 +74,9 @@ WHOLES = {
     "Mistral3ForConditionalGeneration-ministral3": Whole(
         "mistral3", "ministral3", "ministral3", VISION | {"model_type": "pixtral", "head_dim": 8}
     ),
+    "Mistral3ForConditionalGeneration-mistral4": Whole(
+        "mistral3", "mistral4", "mistral4", VISION | {"model_type": "pixtral", "head_dim": 8}
+    ),
     "MiniMaxM3SparseForConditionalGeneration": Whole(
         "minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3", VISION | {"num_channels": 1}
     ),
@@ -377,6 +380,12 @@ def test_a_whole_whose_text_no_family_describes_is_refused_with_its_type():
     }
     with pytest.raises(UnsupportedArchitecture, match="MllamaForConditionalGeneration is not"):
         read_spec(text_part(config))
+
+
+def test_a_text_of_an_unknown_type_is_not_read_as_the_usual_one_of_its_whole():
+    text = MISTRAL_SMALL["text_config"] | {"model_type": "mistral9"}
+    with pytest.raises(UnsupportedArchitecture, match="its text is of the type mistral9"):
+        read_spec(text_part(MISTRAL_SMALL | {"text_config": text}))
 
 
 def test_overrides_reach_the_text_by_either_way(tmp_path):

@@ -380,7 +380,10 @@ def _refusal(named: list[str], config: Mapping[str, Any]) -> str:
     what = f"The architecture {named[0]} is not supported"
     if part:
         whole = ", ".join(part["architectures"]) or "The model"
-        what = f"{whole} is not supported: its text is {named[0]}, which no family describes"
+        # a type that nobody knows has no architectures of its own
+        is_known = named != part["architectures"]
+        text = named[0] if is_known else f"of the type {config.get('model_type')}"
+        what = f"{whole} is not supported: its text is {text}, which no family describes"
     why = next((WHY_NOT[name] for name in named if name in WHY_NOT), None)
     if why is not None:
         what += f": {why}"

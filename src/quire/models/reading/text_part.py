@@ -101,8 +101,9 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     text: dict[str, Any] = dict(config[key] if key else config)
     if key:
         text |= {k: config[k] for k in _OF_THE_WHOLE if config.get(k) is not None}
-    if reference_of_kind(text.get("model_type")) is not None or kind is None:
-        kind = text.get("model_type")
+    named = text.get("model_type")
+    if kind is None or (key and named is not None) or reference_of_kind(named) is not None:
+        kind = named  # of which that of the whole is the usual one alone
     reference = reference_of_kind(kind)
     if reference is not None:
         # inner objects leave out what is transformers' default
