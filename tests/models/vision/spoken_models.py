@@ -240,6 +240,17 @@ SPOKEN: dict[str, Spoken] = {
         PIXTRAL_FILES | {"spatial_merge_size": 2},
         PIXTRAL_IMAGES | {"size": {"longest_edge": 48}},
     ),
+    "mistral_large4": Spoken(
+        Whole(
+            "mistral_large4",
+            PIXTRAL,
+            padded,
+            text=LONG_TEXT | wholes.LARGE4_TEXT | {"num_hidden_layers": 4},
+            keys={"image_token_index": IMAGE_ID},
+        ),
+        PIXTRAL_FILES | {"spatial_merge_size": 2},
+        PIXTRAL_IMAGES | {"size": {"longest_edge": 48}},
+    ),
     "idefics3": Spoken(
         Whole("idefics3", TOWER, of_idefics, text=LONG_TEXT, keys={"image_token_id": IMAGE_ID}),
         {"processor_class": "Idefics3Processor", "image_seq_len": 4, "image_token": IMAGE},

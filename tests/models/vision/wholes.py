@@ -219,6 +219,12 @@ DEEPSEEK_TEXT = {
     "moe_intermediate_size": 8,
     "first_k_dense_replace": 1,
 }
+LARGE4_TEXT = {key: value for key, value in DEEPSEEK_TEXT.items() if key != "q_lora_rank"} | {
+    "kv_lora_rank": 12,
+    "index_n_heads": 24,
+    "index_head_dim": 10,
+    "index_topk": 9,
+}
 FULL_LAST = {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}
 AYA_KEYS = FULL_LAST | {"alignment_intermediate_size": 20, "adapter_layer_norm_eps": 0.02}
 PINPOINTS = [[24, 48], [48, 24], [48, 48], [24, 72]]
@@ -296,6 +302,9 @@ WHOLES: dict[str, Whole] = {
     ),
     "gemma3": Whole("gemma3", SIGLIP, stacked, frames(1, 1), keys={"mm_tokens_per_image": 4}),
     "mistral3": Whole("mistral3", PIXTRAL, padded, _SIZES),
+    "mistral_large4": Whole(
+        "mistral_large4", PIXTRAL | {"hidden_act": "silu"}, padded, _SIZES, LARGE4_TEXT
+    ),
     "lighton_ocr": Whole("lighton_ocr", PIXTRAL | {"hidden_act": "silu"}, padded, _SIZES),
     "qwen2_vl": Whole("qwen2_vl", QWEN2_TOWER, with_grids, cut(*_GRIDS, values=96)),
     "qwen2_5_vl": Whole(

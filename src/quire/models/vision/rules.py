@@ -5,7 +5,7 @@ Free of torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.models.config_reader import ConfigReader
@@ -38,7 +38,7 @@ class WholeFamily:
     tensors. `roots` are the prefixes that the tower's tensors may have, the first is the usual one;
     `own` the modules whose tensors are all the encoder's. `outer`: what may stand before all names.
     attends_both_ways: by the config of the text, whether tokens of a picture see all of it in the
-    decoder.
+    decoder. towers: by their type, those that its files store otherwise than other models' do.
     """
 
     kinds: tuple[str, ...]
@@ -48,6 +48,7 @@ class WholeFamily:
     own: tuple[str, ...] = ("vision_tower.", "multi_modal_projector.")
     outer: tuple[str, ...] = ("model.", "")
     attends_both_ways: Callable[[Mapping[str, Any]], bool] = lambda text: False
+    towers: Mapping[str, TowerFamily] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ _WHOLES: tuple[WholeFamily, ...] = (
         gemma.GEMMA3,
         gemma.GEMMA4,
         pixtral.MISTRAL3,
+        pixtral.MISTRAL_LARGE4,
         pixtral.LIGHTON_OCR,
         qwen_vl.WHOLE,
     ),
@@ -77,7 +78,8 @@ def read_vision(config: Mapping[str, Any], width: int) -> tuple[VisionModel, tup
     own = {key: value for key, value in whole.items() if key not in config or key in _OF_BOTH}
     if of_whole is not None:
         own = defaults_of(of_whole, own) | own
-    family, tower_family = WHOLES[kind], TOWERS[tower_kind]
+    family = WHOLES[kind]
+    tower_family = family.towers.get(tower_kind, TOWERS[tower_kind])
     c = ConfigReader({**own, KEY: given, _TEXT: config})
     reader = c.subconfig(KEY)
     full = tower_family.describe(reader)

@@ -1,4 +1,4 @@
-"""Pixtral's tower, and Mistral 3 and LightOnOCR around it."""
+"""Pixtral's tower, and Mistral 3, Mistral Large 4 and LightOnOCR around it."""
 
 from __future__ import annotations
 
@@ -65,6 +65,37 @@ PIXTRAL = TowerFamily(
 )
 
 
+def _describe_published(c: ConfigReader) -> VisionTower:
+    tower = _describe(c)
+    assert isinstance(tower.rope, AxialRope)
+    return replace(tower, rope=replace(tower.rope, pairs="neighbours"))
+
+
+PUBLISHED = TowerFamily(
+    PIXTRAL.kinds,
+    _describe_published,
+    (
+        rule("{prefix}patch_conv.{leaf}", "patch.{leaf}"),
+        rule("{prefix}ln_pre.{leaf}", "embed_norm.{leaf}"),
+        *layer_rules(
+            {
+                **{f"attention.w{part}": f"attn.{part}" for part in "qkvo"},
+                **{
+                    f"feed_forward.w{i}": f"mlp.{p}"
+                    for i, p in ((1, "gate"), (2, "down"), (3, "up"))
+                },
+                "attention_norm": "attn_pre",
+                "ffn_norm": "mlp_pre",
+            },
+            at="{prefix}transformer.layers.{layer}.",
+        ),
+    ),
+)
+"""The same in Mistral's own files, which rotate neighbours; transformers deals the rows of queries
+and keys anew.
+"""
+
+
 def _connect(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
     chosen = selected(c, tower, -1)
     bias = c.flag("multimodal_projector_bias", False)
@@ -101,6 +132,20 @@ MISTRAL3 = WholeFamily(
     _connect,
     _rules("{prefix}multi_modal_projector."),
     roots=("vision_tower.",),
+)
+MISTRAL_LARGE4 = WholeFamily(
+    ("mistral_large4",),
+    _connect,
+    (
+        rule("pre_mm_projector_norm.{leaf}", "connector.0.{leaf}"),
+        rule("patch_merger.merging_layer.{leaf}", "connector.2.{leaf}"),
+        rule("vision_language_adapter.w_in.{leaf}", "connector.3.{leaf}"),
+        rule("vision_language_adapter.w_out.{leaf}", "connector.4.{leaf}"),
+    ),
+    roots=("vision_encoder.",),
+    own=("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm."),
+    outer=("",),
+    towers=dict.fromkeys(PUBLISHED.kinds, PUBLISHED),
 )
 LIGHTON_OCR = WholeFamily(
     ("lighton_ocr",),
