@@ -375,8 +375,8 @@ def _things() -> set[str]:
     found = {f"process {child.pid}" for child in children if child.status() != "zombie"}
     found |= {path for path in map(str, Path("/dev/shm").glob("*")) if not _is_mapped(path)}
     pids = {os.getpid(), *(child.pid for child in children)}
-    folders = Path(tempfile.gettempdir()).glob("quire-*-*")
-    return found | {str(path) for path in folders if int(path.name.split("-")[1]) in pids}
+    folders = Path(tempfile.gettempdir()).glob("quire-sockets-*-*")
+    return found | {str(path) for path in folders if int(path.name.split("-")[2]) in pids}
 
 
 def _is_mapped(path: str) -> bool:

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet, finalize
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor
 
 from quire.errors import InvalidParameter
+from quire.processes.held_files import hold_open, left_behind
 
 HANDLE_KEY = "quire:host"
 """The key of a handle, where others have the id of a GPU."""
 _FOLDER = Path("/dev/shm")
-_NAME = re.compile(r"quire-weights-[0-9]+-[0-9a-f]{16}(-lasting)?")
+_NAME = re.compile(r"quire-weights-[0-9a-f]{16}(-lasting)?")
 _ALIGNED = 64
 """Tensors begin at multiples of this."""
 
@@ -41,12 +43,12 @@ class SharedBuffer:
         """
         _remove_orphans()
         self.nbytes = max(1, nbytes)
-        name = f"quire-weights-{os.getpid()}-{secrets.token_hex(8)}"
+        name = f"quire-weights-{secrets.token_hex(8)}"
         self._path = _FOLDER / (name + "-lasting" * lasts)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = _made(self._path)
         try:
             os.posix_fallocate(fd, 0, self.nbytes)
-            self._pages = mmap.mmap(fd, self.nbytes)
+            self._pages = mmap.mmap(fd, self.nbytes)  # has a copy of the descriptor
         except BaseException:
             self._path.unlink()
             raise
@@ -163,13 +165,21 @@ def _remove_own(path: Path, pid: int) -> None:
         path.unlink(missing_ok=True)
 
 
+def _made(path: Path) -> int:
+    """A new file, which this process holds."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        hold_open(fd)
+        if os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)  # before it was held, another trainer has taken it for left behind
+
+
 def _remove_orphans() -> None:
     """Remove the names of trainers of this user that died."""
     for path in _FOLDER.glob("quire-weights-*"):
-        match = _NAME.fullmatch(path.name)
-        pid = path.name.split("-")[2] if match else ""
-        try:
-            if pid and path.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
-                path.unlink()
-        except OSError:
+        if not _NAME.fullmatch(path.name):
             continue
+        with left_behind(path) as is_left, suppress(OSError):
+            if is_left:
+                path.unlink()

@@ -6,7 +6,6 @@ said so does each compute with them. Where one fails, the update of all is given
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -87,8 +86,7 @@ class WeightVerbs:
         replay=lambda version=None, _=False, token="", *__: (version, True, token),
     )
     def _commit_weight_update(self, weight_version: str | None) -> Utility[None]:
-        token = f"{os.getpid()}-{secrets.token_hex(16)}"
-        return Utility("commit_weight_update", (weight_version, False, token))
+        return Utility("commit_weight_update", (weight_version, False, secrets.token_hex(16)))
 
     @verb("abandon_weight_update", is_repeatable=False)
     def _abandon_weight_update(self, reason: str) -> Utility[None]:

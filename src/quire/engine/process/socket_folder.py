@@ -7,9 +7,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_PREFIX = "quire-"
+from quire.processes.held_files import hold, left_behind
+
+_PREFIX = "quire-sockets-"
 _LONGEST = 100
 """A socket's path has room for 107 bytes."""
+
+_HELD: dict[Path, int] = {}
+"""The folders of this process -> what holds them."""
 
 
 def make_socket_folder() -> Path:
@@ -17,30 +22,30 @@ def make_socket_folder() -> Path:
     removed on the way.
     """
     root = Path(tempfile.gettempdir())
-    for old in root.glob(f"{_PREFIX}[0-9]*-*"):
-        if _is_left_behind(old):
-            remove_socket_folder(old)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+    for old in root.glob(f"{_PREFIX}*"):
+        with left_behind(old) as is_left:
+            if is_left:
+                shutil.rmtree(old, ignore_errors=True)
+    folder = _held_folder(root)
     if len(os.fsencode(folder)) + len("/waves-out") > _LONGEST:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
+        remove_socket_folder(folder)
+        folder = _held_folder(Path("/tmp"))
     return folder
 
 
 def remove_socket_folder(folder: Path) -> None:
     """Remove the folder with its contents; it may have been removed already."""
     shutil.rmtree(folder, ignore_errors=True)
+    fd = _HELD.pop(folder, None)
+    if fd is not None:
+        os.close(fd)
 
 
-def _is_left_behind(folder: Path) -> bool:
-    """Whether it is this user's, and was made by a process that has ended."""
-    try:
-        is_ours = folder.stat().st_uid == os.getuid()
-        pid = int(folder.name.removeprefix(_PREFIX).partition("-")[0])
-        if is_ours:
-            os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return False
+def _held_folder(root: Path) -> Path:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+        try:
+            _HELD[folder] = hold(folder)
+        except FileNotFoundError:
+            continue  # before it was held, another program has taken it for left behind
+        return folder
