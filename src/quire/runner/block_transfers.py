@@ -4,7 +4,7 @@ threads, and no step waits for them.
 One thread copies between KV memory and host memory, in the order of the plans; it alone uses the
 host store. Files are read and written by others, so that a slow disk delays only what comes from
 there. What is stored goes to host memory at once, and from there to a file as soon as the disk has
-time; where it has none, the file is left out.
+time; what host memory gives up before has none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from quire.tiers.slot_table import SlotTable
 logger = logging.getLogger(__name__)
 
 _WAITING_BYTES = 64 << 20
-"""Most bytes of contents that wait to be written to files."""
+"""Most bytes of contents that are held in host memory until they are written to files."""
 _FLUSH_S = 5.0
 """Seconds that an engine that ends waits for these."""
 _RETRY_S = 30.0
@@ -110,7 +110,11 @@ class BlockTransfers:
         ]
         self._has_news = threading.Event()
         self._reading: dict[int, _Load] = {}
+        self._unwritten: dict[BlockKey, None] = {}
+        """Contents for which there will be files once fewer wait, in their order."""
         self._waiting_bytes = 0
+        self._all_written = threading.Event()
+        self._all_written.set()
         self._generation = 0
         """Times that contents were forgotten: work that was begun before is dropped."""
         self._leaves_files = False
@@ -190,10 +194,13 @@ class BlockTransfers:
 
     def close(self) -> None:
         """End the threads; what waits to be written to files is, if the disk takes it soon."""
-        self._copying.close(_FLUSH_S)
-        for lane in (self._reads, self._writes):
+        end, is_done = time.monotonic() + _FLUSH_S, threading.Event()
+        self._copying.submit(is_done.set)  # by then all that was stored is offered to the disk
+        if is_done.wait(_FLUSH_S):
+            self._all_written.wait(_left_until(end))
+        for lane in (self._copying, self._reads, self._writes):
             if lane is not None:
-                lane.close(_FLUSH_S)
+                lane.close(_left_until(end))
 
     # Contents that are not blocks
 
@@ -426,6 +433,7 @@ class BlockTransfers:
             for key in disk.contents() if disk is not None else ():
                 self._note(key, STORAGE, is_there=False)
             self._host.clear()
+            self._unwritten.clear()
             if keeps_files:
                 self._host.disown()
                 self._disk, self._leaves_files = None, True
@@ -485,22 +493,35 @@ class BlockTransfers:
         self._copying.submit(arrived)
 
     def _offer_to_disk(self, key: BlockKey) -> None:
-        """Have a content of host memory written to a file, if the disk is not behind already."""
-        disk, content = self._disk, self._host.get(key)
-        if disk is None or self._writes is None or disk.has(key) or self._is_refused:
-            return
-        assert content is not None, "a content of host memory"
-        size = content.num_bytes
+        """Have a content of host memory written to a file, when the disk has time."""
+        if self._disk is not None:
+            self._unwritten[key] = None
+            self._write_next()
+
+    def _write_next(self) -> None:
+        """Have contents written, as long as few wait."""
+        while self._unwritten:
+            key = next(iter(self._unwritten))
+            content, disk = self._host.peek(key), self._disk
+            if content is None or disk is None or disk.has(key) or self._is_refused:
+                del self._unwritten[key]
+                continue
+            size = content.num_bytes
+            with self._lock:
+                # one of any size is always let through, or large blocks would never be written
+                if self._waiting_bytes and self._waiting_bytes + size > _WAITING_BYTES:
+                    break
+                self._waiting_bytes += size
+            del self._unwritten[key]
+            # too many of the slots are held already: a copy, so that slow disks do not freeze host
+            # memory
+            if not self._host.hold(content):
+                content = replace(content, slot=content.slot.clone(), num_holders=0)
+            assert self._writes is not None, "there is a disk"
+            self._writes.submit(partial(self._write, disk, key, content, self._generation))
         with self._lock:
-            # one content of any size is always let through, or large blocks would never be written
-            if self._waiting_bytes and self._waiting_bytes + size > _WAITING_BYTES:
-                return
-            self._waiting_bytes += size
-        # too many of the slots are held already: a copy, so that slow disks do not freeze host
-        # memory
-        if not self._host.hold(content):
-            content = replace(content, slot=content.slot.clone(), num_holders=0)
-        self._writes.submit(partial(self._write, disk, key, content, self._generation))
+            is_idle = not self._unwritten and not self._waiting_bytes
+        (self._all_written.set if is_idle else self._all_written.clear)()
 
     @property
     def _is_refused(self) -> bool:
@@ -540,6 +561,7 @@ class BlockTransfers:
     ) -> None:
         if content.num_holders:
             self._host.release(key, content)
+        self._write_next()
         if generation != self._generation:
             return
         for other in evicted:
@@ -573,6 +595,10 @@ class BlockTransfers:
             self._has_news.set()
 
 
+def _left_until(end: float) -> float:
+    return max(0.0, end - time.monotonic())
+
+
 class _Lane:
     """Threads that call functions in the order in which they are submitted."""
 
@@ -593,7 +619,7 @@ class _Lane:
             self._work.put(None)
         end = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            thread.join(_left_until(end))
 
     def _run(self) -> None:
         while (function := self._work.get()) is not None:

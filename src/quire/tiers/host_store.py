@@ -71,6 +71,10 @@ class HostStore(Generic[S]):
         self._table.use(content.place, self._num_uses)
         return content
 
+    def peek(self, key: BlockKey) -> StoredContent[S] | None:
+        """Return the content, whose last use stays what it was."""
+        return self._by_key.get(key)
+
     def make_room(self) -> tuple[int, BlockKey | None] | None:
         """Return the place of a slot that is free from now on, and the key of the content that it
         had; None: each is held. The caller fills it, then calls `commit` or `give_back`.
