@@ -19,10 +19,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,12 @@ from quire.params import RequestOutputKind, SamplingParams
 _PROMPT, _OUTPUT, _BLOCK = 160, 48, 16
 _WAIT_S = 60.0
 _FULL_BYTES = 1 << 20
+_HANGS_S = 8.0
+"""Longer than loads wait for a file."""
 
 Answer = tuple[list[int], str | None]
+Harm = Callable[..., None]
+"""What is done to a crowd; `where`: to the folder of its files."""
 
 
 class CountingClient(AsyncMPClient):
@@ -73,13 +79,20 @@ class CountingClient(AsyncMPClient):
 class Crowd:
     """An engine with its core in a process, and streams of prompts that begin differently."""
 
-    def __init__(self, num_streams: int, tier: dict[str, Any] | None, **sizes: Any) -> None:
+    def __init__(
+        self,
+        num_streams: int,
+        tier: dict[str, Any] | None,
+        num_prompt_tokens: int = _PROMPT,
+        **sizes: Any,
+    ) -> None:
         options: dict[str, Any] = {"kv_transfer_config": tier, **sizes}
+        length = num_prompt_tokens + _OUTPUT
         plan = EngineArgs(
             max_num_seqs=num_streams,
-            max_model_len=_PROMPT + _OUTPUT,
+            max_model_len=length,
             block_size=_BLOCK,
-            num_gpu_blocks_override=2 + num_streams * (-(-(_PROMPT + _OUTPUT) // _BLOCK) + 1),
+            num_gpu_blocks_override=2 + num_streams * (-(-length // _BLOCK) + 1),
             seed=3,
             **options,
         ).create_engine_config()
@@ -89,7 +102,7 @@ class Crowd:
         self.engine = AsyncLLM(plan, front_end=front_end, log_requests=False)
         draw = random.Random(7)
         self.prompts = [
-            [draw.randrange(10, 250) for _ in range(_PROMPT)] for _ in range(num_streams)
+            [draw.randrange(10, 250) for _ in range(num_prompt_tokens)] for _ in range(num_streams)
         ]
         self._num_tokens = self._num_rounds = 0
         self._due: tuple[int, Callable[[], None]] | None = None
@@ -134,8 +147,13 @@ class Crowd:
         while self.client.usage and time.monotonic() < end:
             await asyncio.sleep(0.1)
             await self.engine.reset_prefix_cache()
-            [answer async for answer in self.engine.generate({"prompt_token_ids": [9]}, _ONE, "x")]
+            await self.ask_once()
         return self.client.usage
+
+    async def ask_once(self) -> None:
+        """One token more, with which counts come."""
+        prompt: Any = {"prompt_token_ids": [9]}
+        [answer async for answer in self.engine.generate(prompt, _ONE, "once")]
 
 
 _ONE = SamplingParams(max_tokens=1, temperature=0.0)
@@ -170,9 +188,9 @@ TITLES = (
 )
 
 
-def tier_of(folder: Path | None) -> dict[str, Any]:
+def tier_of(folder: Path | None, host_bytes: int = 256 << 20) -> dict[str, Any]:
     """The option for host memory, and files in a folder."""
-    extra: dict[str, Any] = {"cpu_bytes_to_use": 256 << 20}
+    extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes}
     if folder is not None:
         disk = {"type": "fs", "root_dir": str(folder), "capacity_bytes": 1 << 30}
         extra |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [disk]}
@@ -194,6 +212,32 @@ def small_disk() -> Iterator[Path]:
             yield Path(name)
         finally:
             subprocess.run(["umount", "-l", name], check=False)
+
+
+@contextmanager
+def own_disk() -> Iterator[Path]:
+    """A file system of its own, which can be frozen. Raises OSError where none can be mounted."""
+    with tempfile.TemporaryDirectory() as name:
+        image, where = Path(name, "image"), Path(name, "mounted")
+        where.mkdir()
+        with image.open("wb") as file:
+            file.truncate(256 << 20)
+        for words in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, where]):
+            if subprocess.run(words, check=False, capture_output=True).returncode:
+                raise OSError("a file system in a file cannot be mounted here")
+        (where / "lost+found").rmdir()
+        try:
+            yield where
+        finally:
+            subprocess.run(["fsfreeze", "-u", where], check=False, capture_output=True)
+            subprocess.run(["umount", "-l", where], check=False)
+
+
+def freeze(crowd: Crowd, where: Path) -> None:
+    """Let whoever writes to a file system wait for some seconds, as a disk that hangs does."""
+    subprocess.run(["fsfreeze", "-f", where], check=True)
+    words = ["fsfreeze", "-u", str(where)]
+    threading.Timer(_HANGS_S, subprocess.run, [words], {"check": True}).start()
 
 
 def flip_files(folder: Path, pick: random.Random) -> None:
@@ -261,50 +305,46 @@ async def table(num_streams: int, moments: int, only: str = "", seed: int = 0) -
     plain.engine.shutdown()
     pick = random.Random(seed)
 
-    def send(how: signal.Signals) -> Callable[[Crowd], None]:
-        return lambda crowd: crowd.core().send_signal(how)
+    def send(how: signal.Signals) -> Harm:
+        return lambda crowd, where: crowd.core().send_signal(how)
 
-    def send_to_rank(crowd: Crowd) -> None:
+    def send_to_rank(crowd: Crowd, where: Path) -> None:
         ranks = [each for each in crowd.core().children() if "QuireWorker" in each.name()]
         pick.choice(ranks).kill()
 
+    def damage(crowd: Crowd, where: Path) -> None:
+        core = crowd.core()
+        core.suspend()  # or it would have answered by then
+        flip_files(where, pick)
+        core.kill()
+
     rows: list[Row] = []
-    folder, kill = tempfile.TemporaryDirectory, signal.SIGKILL
-    for name, folder_of, harm, dies, sizes in (
-        ("core SIGKILL, memory alone", None, send(kill), True, {}),
-        ("core SIGKILL, memory and files", folder, send(kill), True, {}),
-        ("core SIGSTOP, memory alone", None, send(signal.SIGSTOP), True, {}),
-        ("no tier, core SIGKILL", "none", send(kill), True, {}),
-        ("rank SIGKILL, tp 2", None, send_to_rank, True, {"tensor_parallel_size": 2}),
-        ("rank SIGKILL, pp 2", None, send_to_rank, True, {"pipeline_parallel_size": 2}),
-        ("disk full", small_disk, lambda crowd: None, False, {}),
-        ("files damaged, core SIGKILL", "flip", None, True, {}),
-    ):  # fmt: skip
+    memory, folder, kill = nullcontext, tempfile.TemporaryDirectory, send(signal.SIGKILL)
+    harms: list[tuple[str, Callable[[], Any], Harm, bool, dict[str, Any]]] = [
+        ("core SIGKILL, memory alone", memory, kill, True, {}),
+        ("core SIGKILL, memory and files", folder, kill, True, {}),
+        ("core SIGSTOP, memory alone", memory, send(signal.SIGSTOP), True, {}),
+        ("no tier, core SIGKILL", memory, kill, True, {}),
+        ("rank SIGKILL, tp 2", memory, send_to_rank, True, {"tensor_parallel_size": 2}),
+        ("rank SIGKILL, pp 2", memory, send_to_rank, True, {"pipeline_parallel_size": 2}),
+        ("disk full", small_disk, lambda crowd, where: None, False, {}),
+        ("disk hangs, little memory", own_disk, freeze, False, {}),
+        ("files damaged, core SIGKILL", folder, damage, True, {}),
+    ]
+    for name, place, harm, dies, sizes in harms:
         if only not in name:
             continue
         row = Row(name)
         rows.append(row)
-        if folder_of == "none":
-            crowd = Crowd(num_streams, None, **sizes)
-            await strike(row, crowd, expected, moments, harm, dies=dies, seed=seed)
+        with place() as where:
+            tier = None
+            if not name.startswith("no tier"):
+                files = None if where is None else Path(where) / "kv"
+                tier = tier_of(files, 4 << 20 if "little" in name else 256 << 20)
+            crowd = Crowd(num_streams, tier, **sizes)
+            what = partial(harm, where=Path(where or "/"))
+            await strike(row, crowd, expected, moments, what, dies=dies, seed=seed)
             crowd.engine.shutdown()
-        elif folder_of is None:
-            crowd = Crowd(num_streams, tier_of(None), **sizes)
-            await strike(row, crowd, expected, moments, harm, dies=dies, seed=seed)
-            crowd.engine.shutdown()
-        else:
-            opened = tempfile.TemporaryDirectory() if folder_of == "flip" else folder_of()
-            with opened as where:
-                files = Path(where) / "kv"
-                crowd = Crowd(num_streams, tier_of(files), **sizes)
-
-                def damage(crowd: Crowd, files: Path = files) -> None:
-                    flip_files(files, pick)
-                    crowd.core().kill()
-
-                what = damage if harm is None else harm
-                await strike(row, crowd, expected, moments, what, dies=dies, seed=seed)
-                crowd.engine.shutdown()
     return rows
 
 

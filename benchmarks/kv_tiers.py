@@ -1,17 +1,20 @@
 """The second ask of a long prompt whose K/V the pool has no more: from host memory, from files,
-from another engine, and computed again; what a tier costs prompts that nobody has asked before; and
-the throughput of prompts that come in turn, three times as many as the pool has room for.
+from another engine, and computed; what a tier costs prompts that nobody has asked before; the
+throughput of prompts that come in turn, three times as many as the pool has room for; and the time
+from a core's death to the next token.
 
 One engine has a tier and another one has none; they take turns, so that the machine's moods hit
 both. Times are those to the first token. Files are read by an engine that was started anew, after
 the kernel was told to drop them, and by another one, from the page cache.
 
-    PYTHONPATH=src python benchmarks/kv_tiers.py --shape 0.6b --tokens 4000
+    PYTHONPATH=src:. python -m benchmarks.kv_tiers [--only second-ask,peer,working-set,death]
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import logging
 import os
 import random
 import sys
@@ -22,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.kv_tier_kills import Crowd
 from quire.bench.report import add_output_flag, conclude
 from quire.config.args.engine_args import EngineArgs
 from quire.config.planning import make_plan
@@ -31,6 +35,7 @@ from quire.engine.wire.messages import EngineCoreRequest
 from quire.params import SamplingParams
 from quire.testing.checkpoints import make_checkpoint
 
+PARTS = ("second-ask", "peer", "working-set", "death")
 _OUTPUT = 16
 _MOST_OVERHEAD = 0.02
 
@@ -139,18 +144,41 @@ def working_set(model: Path, args: argparse.Namespace, config: dict[str, Any] | 
     """Prompt tokens in a second of prompts that come in turn, three times as many as the pool has
     room for.
     """
-    asked = open_engine(model, args.set_tokens, config, room=4)
+    asked = open_engine(model, args.set_tokens, config, room=3)
     draw = random.Random(2)
-    prompts = [[draw.randrange(10, 900) for _ in range(args.set_tokens)] for _ in range(12)]
+    prompts = [[draw.randrange(10, 900) for _ in range(args.set_tokens)] for _ in range(9)]
     for ids in prompts:
         asked(ids)
     start = time.perf_counter()
-    for _ in range(2):
-        for ids in prompts:
-            asked(ids)
+    for ids in prompts:
+        asked(ids)
     took = time.perf_counter() - start
     asked.core.shutdown()
-    return 2 * len(prompts) * args.set_tokens / took
+    return len(prompts) * args.set_tokens / took
+
+
+async def after_a_death(
+    model: Path, args: argparse.Namespace, config: dict[str, Any] | None
+) -> tuple[float, int]:
+    """Seconds from the death of a core, which generates from a long prompt, to the next token, and
+    the bytes that its next life has loaded.
+    """
+    crowd = Crowd(1, config, args.death_tokens, model=str(model), skip_tokenizer_init=True)
+    sent: list[float] = []
+
+    def kill() -> None:
+        sent.append(time.monotonic())
+        crowd.core().kill()
+
+    crowd.client.watch(dies=True)
+    crowd.at(8, kill)
+    [(ids, reason)] = await crowd.run()
+    assert reason == "length", "the stream goes on"
+    await crowd.ask_once()  # the counts of the last steps come with others
+    resumed, loaded = crowd.client.resumed_at, crowd.client.loaded
+    crowd.engine.shutdown()
+    assert resumed is not None and len(ids) > 8, "a new core has answered"
+    return resumed - sent[0], loaded
 
 
 def drop_from_page_cache(folder: Path) -> None:
@@ -162,31 +190,84 @@ def drop_from_page_cache(folder: Path) -> None:
         os.close(number)
 
 
-def one_part(args: argparse.Namespace) -> int:
-    """Measure another engine, or the working set, alone."""
+def second_ask(model: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """A prompt from everywhere that a tier has it, and the overhead of prompts without hits."""
     draw = random.Random(1)
-    figures: dict[str, Any] = {"shape": args.shape}
-    failures = []
-    with tempfile.TemporaryDirectory() as name:
-        model = Path(name) / "model"
-        make_checkpoint(model, args.shape)
-        if args.only == "peer":
-            ids = [draw.randrange(10, 900) for _ in range(args.tokens)]
-            seconds, hits = from_a_peer(model, ids)
-            figures |= {"tokens": args.tokens, "from_a_peer_s": round(seconds, 3), "pulled": hits}
-            if hits < args.tokens // 2:
-                failures.append(f"K/V was not pulled: {hits} tokens")
-        else:
-            without = working_set(model, args, None)
-            with_tier = working_set(model, args, tier(args))
-            figures |= {
-                "prompts_of": args.set_tokens,
-                "tokens_per_s_without_a_tier": round(without),
-                "tokens_per_s_with_a_tier": round(with_tier),
-            }
-            if with_tier < without:
-                failures.append("a tier makes prompts that come again slower")
-    return conclude(figures, failures, args.output_json)
+    config = tier(args, folder)
+    plain, tiered = open_engine(model, args.tokens), open_engine(model, args.tokens, config)
+    ids = [draw.randrange(10, 900) for _ in range(args.tokens)]
+    computed = [plain(ids)[0], tiered(ids)[0]]
+    on, off, cpu_on, cpu_off = [], [], [], []
+    for _ in range(args.rounds):  # which push the prompt out of the pool, too
+        fresh = [draw.randrange(10, 900) for _ in range(-(-args.tokens // args.rounds))]
+        before = time.process_time()
+        off.append(plain(fresh)[1])
+        between = time.process_time()
+        on.append(tiered(fresh)[1])
+        cpu_off.append(between - before)
+        cpu_on.append(time.process_time() - between)
+    plain.core.shutdown()
+    memory, hits = tiered(ids)[0], [tiered.hits]
+    tiered.core.shutdown()
+    drop_from_page_cache(folder)
+    files = []
+    for _ in range(2):
+        asked = open_engine(model, args.tokens, config)
+        files.append(asked(ids)[0])
+        hits.append(asked.hits)
+        asked.core.shutdown()
+    return {
+        "tokens": args.tokens,
+        "computed_s": round(min(computed), 3),
+        "from_memory_s": round(memory, 3),
+        "from_files_s": round(files[0], 3),
+        "from_files_in_page_cache_s": round(files[1], 3),
+        "loaded_tokens": hits,
+        "overhead": round(median(on) / median(off) - 1, 4),
+        "processor_time_overhead": round(median(cpu_on) / median(cpu_off) - 1, 4),
+    }
+
+
+def measured(part: str, model: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a part."""
+    if part == "second-ask":
+        return second_ask(model, folder, args)
+    if part == "peer":
+        draw = random.Random(1)
+        ids = [draw.randrange(10, 900) for _ in range(args.tokens)]
+        seconds, hits = from_a_peer(model, ids)
+        return {"from_a_peer_s": round(seconds, 3), "pulled_tokens": hits}
+    if part == "working-set":
+        without, with_tier = (working_set(model, args, each) for each in (None, tier(args)))
+        return {
+            "prompts_of": args.set_tokens,
+            "tokens_per_s_without_a_tier": round(without),
+            "tokens_per_s_with_a_tier": round(with_tier),
+        }
+    (without, _), (with_tier, loaded) = (
+        asyncio.run(after_a_death(model, args, each)) for each in (None, tier(args))
+    )
+    return {
+        "prompt_of": args.death_tokens,
+        "death_to_token_without_a_tier_s": round(without, 2),
+        "death_to_token_with_a_tier_s": round(with_tier, 2),
+        "loaded_after_death_mib": round(loaded / 2**20),
+    }
+
+
+def failures_of(figures: dict[str, Any], tokens: int) -> list[str]:
+    """What is not as it has to be."""
+    found = []
+    hits = [*figures.get("loaded_tokens", []), figures.get("pulled_tokens", tokens)]
+    if min(hits) < 0.95 * tokens:
+        found.append(f"K/V was not loaded: {hits} tokens")
+    if figures.get("overhead", 0.0) > _MOST_OVERHEAD:
+        found.append(f"a tier without hits costs {figures['overhead']:.1%}")
+    for name, is_better in (("tokens_per_s", max), ("death_to_token", min)):
+        pair = [v for key, v in figures.items() if key.startswith(name)]
+        if pair and is_better(pair) != pair[1]:
+            found.append(f"{name}: {pair[0]} without a tier and {pair[1]} with one")
+    return found
 
 
 def main() -> int:
@@ -194,62 +275,22 @@ def main() -> int:
     parser.add_argument("--shape", default="0.6b")
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--host-gib", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=3, help="fresh prompts for the overhead")
+    parser.add_argument("--rounds", type=int, default=4, help="fresh prompts for the overhead")
     parser.add_argument("--set-tokens", type=int, default=512, help="of a prompt of the set")
-    parser.add_argument("--only", choices=("second-ask", "peer", "working-set"))
+    parser.add_argument("--death-tokens", type=int, default=2000, help="of the prompt of a stream")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas")
     add_output_flag(parser)
     args = parser.parse_args()
-    if args.only in ("peer", "working-set"):
-        return one_part(args)
-    draw = random.Random(1)
-
-    def prompt() -> list[int]:
-        return [draw.randrange(10, 900) for _ in range(args.tokens)]
-
+    logging.disable(logging.ERROR)
+    figures: dict[str, Any] = {"shape": args.shape}
     with tempfile.TemporaryDirectory() as name:
-        model, folder = Path(name) / "model", Path(name) / "kv"
-        make_checkpoint(model, args.shape)
-        config = tier(args, folder)
-        plain, tiered = open_engine(model, args.tokens), open_engine(model, args.tokens, config)
-        first = prompt()
-        computed = [plain(first), tiered(first)]
-        on, off, cpu_on, cpu_off = [], [], [], []
-        for _ in range(args.rounds):
-            fresh = prompt()
-            before = time.process_time()
-            off.append(plain(fresh)[1])
-            between = time.process_time()
-            on.append(tiered(fresh)[1])
-            cpu_off.append(between - before)
-            cpu_on.append(time.process_time() - between)
-        again = plain(first)[0]
-        memory, hits = tiered(first)[0], [tiered.hits]
-        tiered.core.shutdown()
-        drop_from_page_cache(folder)
-        cold = open_engine(model, args.tokens, config)
-        from_disk, hits = cold(first)[0], [*hits, cold.hits]
-        cold.core.shutdown()
-        warm = open_engine(model, args.tokens, config)
-        cached, hits = warm(first)[0], [*hits, warm.hits]
-        warm.core.shutdown()
-    figures: dict[str, Any] = {
-        "shape": args.shape,
-        "tokens": args.tokens,
-        "first_ask_s": round(min(first for first, _ in computed), 3),
-        "computed_again_s": round(again, 3),
-        "from_memory_s": round(memory, 3),
-        "from_files_in_page_cache_s": round(cached, 3),
-        "from_files_s": round(from_disk, 3),
-        "loaded_tokens": hits,
-        "overhead": round(median(on) / median(off) - 1, 4),
-        "processor_time_overhead": round(median(cpu_on) / median(cpu_off) - 1, 4),
-    }
-    failures = []
-    if min(hits) < args.tokens // 2:
-        failures.append(f"K/V was not loaded: {hits} tokens")
-    if figures["overhead"] > _MOST_OVERHEAD:
-        failures.append(f"a tier without hits costs {figures['overhead']:.1%}")
-    return conclude(figures, failures, args.output_json)
+        os.environ["QUIRE_CACHE_DIR"] = str(Path(name) / "cache")
+        model = make_checkpoint(Path(name) / "model", args.shape)
+        for part in args.only.split(","):
+            found = measured(part, model, Path(name) / "kv", args)
+            print(part, found, flush=True)
+            figures |= found
+    return conclude(figures, failures_of(figures, args.tokens), args.output_json)
 
 
 if __name__ == "__main__":
