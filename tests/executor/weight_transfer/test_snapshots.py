@@ -5,7 +5,9 @@ processes have. Containers that share a folder do not see each other's.
 import os
 import tempfile
 import time
+from pathlib import Path
 
+import pytest
 import torch
 
 from quire.distributed import shared_buffer
@@ -47,7 +49,15 @@ def test_a_snapshot_is_removed_an_hour_after_nobody_holds_it(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_sockets_are_removed_where_nobody_holds_their_folder(tmp_path, monkeypatch):
+@pytest.fixture
+def short_path():
+    """A folder whose sockets have names that are short enough, wherever pytest's folders are."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_sockets_are_removed_where_nobody_holds_their_folder(short_path, monkeypatch):
+    tmp_path = short_path
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     others = [tmp_path / f"quire-sockets-{NOBODY + i}-x" for i in range(2)]
     for folder in others:

@@ -90,7 +90,7 @@ class OwnCaches:
         """Of each group of caches, the end of each row of the step and the lanes of its tokens, by
         the row's first new token. The layers of one kind may be in several groups.
         """
-        found = {}
+        found: dict[int, dict[int, tuple[int, Tensor]]] = {}
         for number in dict.fromkeys(batch.layer_groups[: len(self._caches)]):
             group = batch.groups[number]
             assert isinstance(group, GroupBatch) and isinstance(group.plan, PlainPlan), "lanes"
