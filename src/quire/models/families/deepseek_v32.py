@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.deepseek_v2 import RULES
+from quire.models.families.deepseek import RULES
 from quire.models.families.latent_attention import latent_attention
 from quire.models.families.llama import layer_rules, mlp, num_layers_of, read_kinds, rms, stack
 from quire.models.families.mixtures import (

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, is_number, unsupported
-from quire.models.families.gemma import gemma_attention
-from quire.models.families.gemma2 import capped
+from quire.models.families.gemma import capped, gemma_attention
 from quire.models.families.gemma_sharing import (
     SHARING_RULES,
     UNUSED_TENSORS,

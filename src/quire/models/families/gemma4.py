@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.gemma import gemma_attention
-from quire.models.families.gemma2 import capped
+from quire.models.families.gemma import capped, gemma_attention
 from quire.models.families.gemma_sharing import (
     SHARING_RULES,
     UNUSED_TENSORS,
@@ -189,7 +188,7 @@ def _feeds(c: ConfigReader, norm: Norm, shared: int) -> list[FeedForward]:
 
 
 def _describe_unified(c: ConfigReader) -> Decoder:
-    """Without inputs of layers and without experts."""
+    """Gemma 4 without inputs of layers and without experts."""
     c.supply(hidden_size_per_layer_input=0, sliding_window=1024)
     return _describe(c)
 

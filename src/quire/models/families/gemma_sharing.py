@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.gemma2 import SANDWICH_RULES
+from quire.models.families.gemma import SANDWICH_RULES
 from quire.models.families.llama import ACTIVATIONS, layer_rules, num_layers_of
 from quire.models.rules import rule
 from quire.models.spec import Activation, Attention, Block, LayerInputs, Norm

@@ -1,7 +1,4 @@
-"""GLM and GLM-4 in the form of transformers: neighbours rotated in half of each head, gate and up
-stored as one tensor; GLM-4 with norms before and after each sub-layer, also in GLM-4.1V and
-GLM-OCR.
-"""
+"""GLM-4 and 4.5, alone and within models that see."""
 
 from __future__ import annotations
 
@@ -11,6 +8,12 @@ from typing import Any
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import RULES, attention, layer_rules, mlp, norm_rules, rms, stack
+from quire.models.families.mixtures import (
+    DEEPSEEK_RULES,
+    deepseek_experts_of,
+    sparse_after,
+    with_experts,
+)
 from quire.models.rope_config import shared_axes
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder
@@ -24,7 +27,11 @@ _SANDWICH = norm_rules(
 )
 
 
-def _describe(c: ConfigReader, **block: Any) -> Decoder:
+def _describe_glm(c: ConfigReader, **block: Any) -> Decoder:
+    """GLM and GLM-4 in the form of transformers: neighbours rotated in half of each head, gate and
+    up stored as one tensor; GLM-4 with norms before and after each sub-layer, also in GLM-4.1V and
+    GLM-OCR.
+    """
     bias = c.flag("attention_bias", True)
     attn = attention(c, usual_dim=128, partial=0.5, interleaved=True, qkv_bias=bias)
     return stack(c, Block(attn, mlp(c), rms(c, 1.5625e-07), **block))
@@ -38,23 +45,57 @@ def with_axes(attn: Attention, sizes: tuple[int, int, int] = (8, 12, 12)) -> Att
     return replace(attn, rope=replace(attn.rope, axes=axes))
 
 
-def _describe_in_vl(c: ConfigReader, *, bias: bool = True) -> Decoder:
+def _describe_in_vl_glm(c: ConfigReader, *, bias: bool = True) -> Decoder:
+    """The text of GLM-4.1V: GLM-4 rotated by places on three axes."""
     attn = with_axes(attention(c, interleaved=True, qkv_bias=bias))
     return stack(c, Block(attn, mlp(c), rms(c, 1e-5), post=True))
 
 
 def _describe_ocr(c: ConfigReader) -> Decoder:
+    """The text of GLM-OCR: that of GLM-4.1V without biases."""
     c.raw("num_nextn_predict_layers", None)  # their layers follow the decoder's and are left out
     c.only("attention_bias", False)
-    return _describe_in_vl(c, bias=False)
+    return _describe_in_vl_glm(c, bias=False)
 
 
-GLM = Family(("GlmForCausalLM",), _describe, _RULES)
-GLM4 = Family(("Glm4ForCausalLM",), partial(_describe, post=True), _SANDWICH + _RULES)
-GLM4_IN_VL = Family(("Glm4vTextModel",), _describe_in_vl, _SANDWICH + _RULES)
+GLM = Family(("GlmForCausalLM",), _describe_glm, _RULES)
+GLM4 = Family(("Glm4ForCausalLM",), partial(_describe_glm, post=True), _SANDWICH + _RULES)
+GLM4_IN_VL = Family(("Glm4vTextModel",), _describe_in_vl_glm, _SANDWICH + _RULES)
 GLM_OCR = Family(
     ("GlmOcrTextModel",),
     _describe_ocr,
     _SANDWICH + _RULES,
     drafts_after_layers=True,
 )
+
+
+def _describe_glm4_moe(c: ConfigReader) -> Decoder:
+    """GLM-4.5, 4.6 and 4.7: half of each head rotated, DeepSeek-V3's experts after dense layers;
+    also in GLM-4.5V and 4.6V.
+    """
+    c.raw("num_nextn_predict_layers", None)  # their layers follow the decoder's and are left out
+    norm = rms(c, 1e-5)
+    attn = attention(
+        c,
+        partial=0.5,
+        qk_norm=norm if c.flag("use_qk_norm", False) else None,
+        qkv_bias=c.flag("attention_bias", False),
+    )
+    return _with_experts(c, attn)
+
+
+def _describe_in_vl_glm4_moe(c: ConfigReader) -> Decoder:
+    """The text of GLM-4.5V and 4.6V: GLM-4.5 rotated by places on three axes."""
+    bias = c.flag("attention_bias", True)
+    return _with_experts(c, with_axes(attention(c, partial=0.5, qkv_bias=bias)))
+
+
+def _with_experts(c: ConfigReader, attn: Attention) -> Decoder:
+    dense = Block(attn, mlp(c), rms(c, 1e-5))
+    return stack(c, with_experts(dense, deepseek_experts_of(c), sparse_after(c, dense=1)))
+
+
+GLM4_MOE = Family(
+    ("Glm4MoeForCausalLM",), _describe_glm4_moe, RULES + DEEPSEEK_RULES, drafts_after_layers=True
+)
+GLM4_MOE_IN_VL = Family(("Glm4vMoeTextModel",), _describe_in_vl_glm4_moe, RULES + DEEPSEEK_RULES)

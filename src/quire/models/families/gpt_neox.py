@@ -1,22 +1,24 @@
-"""GPT-NeoX and Pythia: parallel blocks with two layer norms, a quarter of each head rotated, biases
-everywhere.
-"""
+"""GPT-NeoX, and the Japanese one."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
+    LAYER,
     PRE_NORM_RULES,
     attention,
     biases,
     layer_norm,
     layer_rules,
     mlp,
+    num_layers_of,
     stack,
     top_rules,
 )
-from quire.models.rules import Family
-from quire.models.spec import Block, Decoder
+from quire.models.rules import Family, rule
+from quire.models.spec import Attention, Block, Decoder
 
 RULES = (
     *top_rules("embed_in", "final_layer_norm", "embed_out"),
@@ -32,7 +34,10 @@ RULES = (
 )
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def _describe_gpt_neox(c: ConfigReader) -> Decoder:
+    """GPT-NeoX and Pythia: parallel blocks with two layer norms, a quarter of each head rotated,
+    biases everywhere.
+    """
     c.rename(rope_theta="rotary_emb_base", partial_rotary_factor="rotary_pct")
     attn = attention(c, partial=0.25, **biases(c, True))
     feed = mlp(c, act="gelu", gated=False, bias=True)
@@ -41,11 +46,35 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack(c, block)
 
 
-FAMILY = Family(
+GPT_NEOX = Family(
     ("GPTNeoXForCausalLM",),
-    _describe,
+    _describe_gpt_neox,
     RULES,
     prefix="gpt_neox.",
     # causal masks and frequencies that old files carry
+    ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+)
+
+
+def _describe_gpt_neox_japanese(c: ConfigReader) -> Decoder:
+    """GPT-NeoX Japanese: GPT-NeoX in sequential blocks without biases but that of the last
+    attention's output.
+    """
+    c.rename(rope_theta="rotary_emb_base", partial_rotary_factor="rotary_pct")
+    c.only("is_decoder", False, True)  # which changes nothing
+    width = c.integer("hidden_size") * c.integer("intermediate_multiple_size", 4)
+    feed = mlp(c, width=width, act="gelu", gated=False)
+    block = Block(attention(c), feed, layer_norm(c))
+    *first, last = [block] * num_layers_of(c)
+    assert isinstance(last.mixer, Attention)
+    last = replace(last, mixer=replace(last.mixer, o_bias=True))
+    return stack(c, [*first, last], tie=c.flag("tie_word_embeddings", True))
+
+
+GPT_NEOX_JAPANESE = Family(
+    ("GPTNeoXJapaneseForCausalLM",),
+    _describe_gpt_neox_japanese,
+    (rule(LAYER + "attention.dense_bias", "layers.{layer}.attn.o.bias"), *RULES),
+    prefix="gpt_neox_japanese.",
     ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
 )

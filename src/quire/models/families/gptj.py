@@ -1,6 +1,4 @@
-"""GPT-J: parallel blocks with one layer norm, neighbours rotated in the first values of each head,
-biases in the feed-forward part and the head.
-"""
+"""GPT-J and CodeGen."""
 
 from __future__ import annotations
 
@@ -33,8 +31,10 @@ RULES = (
 )
 
 
-def describe_gptj(c: ConfigReader) -> Decoder:
-    """GPT-J's layers."""
+def _describe_gptj(c: ConfigReader) -> Decoder:
+    """GPT-J: parallel blocks with one layer norm, neighbours rotated in the first values of each
+    head, biases in the feed-forward part and the head.
+    """
     c.rename(
         hidden_size="n_embd",
         num_attention_heads="n_head",
@@ -60,10 +60,37 @@ def describe_gptj(c: ConfigReader) -> Decoder:
     return stack(c, block, head_bias=True)
 
 
-FAMILY = Family(
+GPTJ = Family(
     ("GPTJForCausalLM",),
-    describe_gptj,
+    _describe_gptj,
     RULES,
     prefix="transformer.",
     ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),  # causal masks that old files carry
+)
+
+_PARTS = 4
+"""In which the projections of CodeGen's published models were trained."""
+
+
+def _describe_codegen(c: ConfigReader) -> Decoder:
+    """CodeGen: GPT-J with queries, values and keys in one tensor of four parts."""
+    decoder = _describe_gptj(c)
+    c.integer("n_ctx", None)  # the context again
+    heads = c.integer("num_attention_heads")
+    if heads % _PARTS:
+        raise unsupported("n_head", heads, f"a multiple of {_PARTS}")
+    return decoder
+
+
+CODEGEN = Family(
+    ("CodeGenForCausalLM",),
+    _describe_codegen,
+    (
+        *layer_rules(
+            {"attn.qkv_proj": "attn.q attn.v attn.k"}, at="{prefix}h.{layer}.", step="by_quarter"
+        ),
+        *RULES,
+    ),
+    prefix="transformer.",
+    ignored=(r"h\.\d+\.attn\.causal_mask",),
 )

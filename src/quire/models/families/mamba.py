@@ -1,8 +1,9 @@
-"""Mamba: a stack of state-space mixers without feed-forward parts."""
+"""Mamba, and Falcon's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import LAYER, layer_rules, num_layers_of, top_rules
@@ -71,9 +72,21 @@ def rank_of(c: ConfigReader, dim: int) -> int:
     return -(-dim // 16) if rank == "auto" else c.integer("time_step_rank")
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def _describe_mamba(c: ConfigReader) -> Decoder:
+    """Mamba: a stack of state-space mixers without feed-forward parts."""
     return mamba_decoder(c, mamba(c), tie=True)
 
 
 MAMBA_RULES = RULES + mixer_rules("mixer", MAMBA_NAMES)
-FAMILY = Family(("MambaForCausalLM",), _describe, MAMBA_RULES, prefix="backbone.")
+MAMBA = Family(("MambaForCausalLM",), _describe_mamba, MAMBA_RULES, prefix="backbone.")
+
+
+def _describe_falcon_mamba(c: ConfigReader) -> Decoder:
+    """FalconMamba: Mamba with a norm without weights over the step's numbers, b and c."""
+    mixer = replace(mamba(c), norm_eps=c.number("mixer_rms_eps", 1e-6))
+    return mamba_decoder(c, mixer, tie=True)
+
+
+FALCON_MAMBA = Family(
+    ("FalconMambaForCausalLM",), _describe_falcon_mamba, MAMBA_RULES, prefix="backbone."
+)

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.deepseek_v2 import RULES
+from quire.models.families.deepseek import RULES
 from quire.models.families.latent_attention import latent_attention
 from quire.models.families.llama import mlp, rms, stack
-from quire.models.families.ministral3 import temperature_of
+from quire.models.families.mistral import temperature_of
 from quire.models.families.mixtures import (
     experts_of,
     groups_of,

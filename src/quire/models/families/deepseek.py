@@ -1,0 +1,134 @@
+"""DeepSeek-V2 and V3, and families of their layers in other sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.families.latent_attention import LATENT_RULES, latent_attention
+from quire.models.families.llama import mlp, norm_rules, rms, stack
+from quire.models.families.mixtures import (
+    DEEPSEEK_RULES,
+    deepseek_experts_of,
+    experts_of,
+    shared_expert,
+    sparse_after,
+    sparse_by_type,
+    with_experts,
+)
+from quire.models.rules import Family
+from quire.models.spec import Block, Decoder, Moe
+
+RULES = LATENT_RULES + DEEPSEEK_RULES
+
+
+def _describe_deepseek_v2(c: ConfigReader) -> Decoder:
+    """DeepSeek-V2 and V2-Lite: latent attention, and after dense layers experts of which some are
+    shared by all tokens.
+    """
+    c.only("mlp_bias", False)
+    attn = latent_attention(c, interleaved=True)
+    dense = Block(attn, mlp(c), rms(c, 1e-6))
+    return stack(c, with_experts(dense, _experts(c), sparse_after(c)))
+
+
+def _experts(c: ConfigReader) -> Moe:
+    c.only("scoring_func", "softmax")
+    # transformers has the key and does not read it, while the published code divides by the sum
+    c.only("norm_topk_prob", False)
+    c.only("moe_layer_freq", 1)
+    width = c.integer("moe_intermediate_size")
+    moe = experts_of(
+        c,
+        "n_routed_experts",
+        renorm=False,
+        scale=c.number("routed_scaling_factor", 1.0),
+        wide_router=True,
+        shared=shared_expert(c, width * c.integer("n_shared_experts")),
+    )
+    return replace(moe, **_groups(c, moe))
+
+
+def _groups(c: ConfigReader, moe: Moe) -> dict[str, Any]:
+    """Of which only the best take part, where `topk_method` says so."""
+    is_limited = c.choice("topk_method", {"greedy": False, "group_limited_greedy": True}, "greedy")
+    if not is_limited:
+        # files with plain choice keep both keys, without a meaning
+        c.integer("n_group", None)
+        c.integer("topk_group", None)
+        return {}
+    groups = c.integer("n_group")
+    if moe.experts % groups:
+        raise unsupported("n_group", groups, f"a divisor of {moe.experts} experts")
+    top_groups = c.integer("topk_group", maximum=groups)
+    if top_groups * (moe.experts // groups) < moe.top_k:
+        allowed = f"groups that have {moe.top_k} experts together"
+        raise unsupported("topk_group", top_groups, allowed)
+    return {"groups": groups, "top_groups": top_groups, "group_best": 1}
+
+
+DEEPSEEK_V2 = Family(("DeepseekV2ForCausalLM",), _describe_deepseek_v2, RULES)
+
+
+def _describe_deepseek_v3(c: ConfigReader) -> Decoder:
+    """DeepSeek-V3 and R1, Kimi-K2: latent attention, and after dense layers experts chosen by
+    sigmoids and a learned bias.
+    """
+    # their layers follow the decoder's and are left out
+    c.integer("num_nextn_predict_layers", None, minimum=0)
+    for key in ("n_group", "topk_group", "n_shared_experts"):
+        c.integer(key)  # which others that have these experts may leave out
+    attn = latent_attention(c)
+    dense = Block(attn, mlp(c), rms(c, 1e-6))
+    return stack(c, with_experts(dense, deepseek_experts_of(c), sparse_after(c, dense=3)))
+
+
+DEEPSEEK_V3 = Family(
+    ("DeepseekV3ForCausalLM",), _describe_deepseek_v3, RULES, drafts_after_layers=True
+)
+
+
+def _describe_glm4_moe_lite(c: ConfigReader) -> Decoder:
+    """GLM-4.7-Flash: DeepSeek-V3's attention and experts in other sizes."""
+    # their layers follow the decoder's and are left out
+    c.integer("num_nextn_predict_layers", None, minimum=0)
+    attn = latent_attention(c, q_rank=768, unrotated=192, value_dim=256)
+    dense = Block(attn, mlp(c), rms(c, 1e-5))
+    sparse = sparse_by_type(c, sparse_after(c, dense=1))
+    return stack(c, with_experts(dense, deepseek_experts_of(c), sparse))
+
+
+GLM4_MOE_LITE = Family(
+    ("Glm4MoeLiteForCausalLM",), _describe_glm4_moe_lite, RULES, drafts_after_layers=True
+)
+
+
+def _describe_axk1(c: ConfigReader) -> Decoder:
+    """A.X K1: DeepSeek-V3 with a norm after the feed-forward parts that have experts."""
+    for key in ("n_group", "topk_group"):
+        c.integer(key)  # which others that have these experts may leave out
+    # their layers follow the decoder's and are left out
+    c.integer("num_nextn_predict_layers", None, minimum=0)
+    dense = Block(latent_attention(c), mlp(c), rms(c, 1e-6))
+    sparse = sparse_by_type(c, sparse_after(c, dense=1))
+    blocks = with_experts(dense, deepseek_experts_of(c), sparse)
+    return stack(c, [replace(b, mlp_post=isinstance(b.mlp, Moe)) for b in blocks])
+
+
+AXK1 = Family(
+    ("AXK1ForCausalLM",),
+    _describe_axk1,
+    RULES + norm_rules(mlp_post="post_mlp_layernorm"),
+    drafts_after_layers=True,
+)
+
+
+def _describe_youtu(c: ConfigReader) -> Decoder:
+    """Youtu-LLM: latent attention with a dense feed-forward part in every layer."""
+    c.only("mlp_bias", False)  # which transformers does not read
+    attn = latent_attention(c)
+    return stack(c, Block(attn, mlp(c), rms(c, 1e-6)), tie=c.flag("tie_word_embeddings", True))
+
+
+YOUTU = Family(("YoutuForCausalLM",), _describe_youtu, LATENT_RULES)
