@@ -33,6 +33,9 @@ FACES = {
 }  # fmt: skip
 """Files whose signatures are documented, and therefore written out."""
 
+SHOWN = ("config/views/", "as_vllm/")
+"""Folders that show the plan, and stand in for another package, by documented names."""
+
 PATH = (
     "llm.py", "server/openai/chat.py", "engine/frontend/frontend.py",
     "engine/frontend/input_processor.py", "engine/client/inproc.py", "engine/core/core.py",
@@ -46,8 +49,8 @@ BELOW_OPTIONS = {
 }  # fmt: skip
 """Rooms whose code cannot see the configuration of an engine."""
 
-OTHER_WORDS = {"convert", "runner"}
-"""Options with the names of a function of msgspec and of a part of a worker."""
+OTHER_WORDS = {"convert", "logits_processors", "runner"}
+"""Options that are called as a function of msgspec, what a sampler runs, a part of a worker."""
 
 WHOLE = {"config", "plan", "vllm_config"}
 CARRIERS = WHOLE | {
@@ -55,6 +58,15 @@ CARRIERS = WHOLE | {
     "media", "memory", "model", "parallel", "sampling", "serving", "steps",
 }  # fmt: skip
 """What objects are called that carry options: all of them, the plan, and its parts."""
+
+OPTION_CLASSES = ("Options", "Args", "Plan", "Facts", "SchedulerConfig")
+"""How the names of classes end that declare options, or the values that follow from them."""
+
+WITHOUT_OPTIONS = {"EnginePlan", "DraftPlan", "DraftFacts"}
+"""Classes of these with other fields: parts of the plan, values of the network that drafts."""
+
+CARRYING_CLASSES = (*OPTION_CLASSES, "WorkerConfig", "Namespace", "Any")
+"""The same of those that carry them: an argument `config` of another class has none of them."""
 
 MOST_OPTION_FILES = 5
 """Declared, in a part of the plan, resolved, used, and one more."""
@@ -134,15 +146,23 @@ def option_files() -> dict[str, list[str]]:
 
     A name that means something else to code which cannot know the engine's options, as a request's
     `seed` or an op's `block_size`, counts where an option or a field of the plan is declared, and
-    where it is read from or set on what carries options.
+    where it is read from or set on what carries options. So does every name in files whose
+    signatures are documented.
     """
     declared = (ROOT / PACKAGE / "config/args/engine_options.py").read_text()
     options = re.findall(r"^    (\w+): ", declared, re.M)
-    trees = {str(p.relative_to(ROOT / PACKAGE)): tree_of(p) for p in sources()}
-    named = {file: identifiers(tree) for file, tree in trees.items()}
-    carried = {file: options_in(file, tree) for file, tree in trees.items() if not is_below(file)}
+    trees = {
+        name: tree_of(path)
+        for path in sources()
+        if not (name := str(path.relative_to(ROOT / PACKAGE))).startswith(SHOWN)
+    }
     others = {name for file, tree in trees.items() if is_below(file) for name in stated(tree)}
     others |= OTHER_WORDS
+    carried = {file: options_in(file, tree) for file, tree in trees.items() if not is_below(file)}
+    named = {
+        file: options_in(file, tree) if file in FACES else identifiers(tree)
+        for file, tree in trees.items()
+    }
     return {
         name: [
             file for file, names in (carried if name in others else named).items() if name in names
@@ -177,17 +197,49 @@ def fields_of(kind: ast.ClassDef) -> Iterator[str]:
 def options_in(file: str, tree: ast.Module) -> set[str]:
     """The names that a file declares as options or fields of the plan, reads or sets there."""
     declares = file.startswith("config/") or file == "scheduling/settings.py"
+    arguments = command_line(tree)
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node, others in scoped(tree, frozenset({"config"})):
         match node:
+            case ast.Attribute(value=ast.Name(id=base)) if base in others:
+                pass
             case ast.Attribute(value=base, attr=name) if last_name(base) in CARRIERS:
-                if not (last_name(base) in WHOLE and name in CARRIERS):  # a part of the plan
+                is_part = last_name(base) in WHOLE and name in CARRIERS
+                if not is_part and not (last_name(base) == "args" and name in arguments):
                     found.add(name)
-            case ast.ClassDef() if declares:
-                found.update(fields_of(node))
-            case ast.Call(keywords=keywords) if makes_carrier(node):
+            case ast.ClassDef(name=kind) if declares and kind not in WITHOUT_OPTIONS:
+                if kind.endswith(OPTION_CLASSES):
+                    found.update(fields_of(node))
+            case ast.Call(keywords=keywords) if file not in FACES and makes_carrier(node):
                 found.update(keyword.arg for keyword in keywords if keyword.arg)
     return found
+
+
+def scoped(tree: ast.AST, others: frozenset[str]) -> Iterator[tuple[ast.AST, frozenset[str]]]:
+    """The parts of a syntax, each with the names around it that carry no options, whatever they
+    are called: arguments whose annotation names another class, and a `config` that is not an
+    argument at all, as one of the network that drafts.
+    """
+    yield tree, others
+    if isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef):
+        for each in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs):
+            others -= {each.arg}
+            if each.annotation is not None:
+                classes = re.findall(r"\w+", ast.unparse(each.annotation))
+                if not any(name.endswith(CARRYING_CLASSES) for name in classes):
+                    others |= {each.arg}
+    for child in ast.iter_child_nodes(tree):
+        yield from scoped(child, others)
+
+
+def command_line(tree: ast.Module) -> set[str]:
+    """The arguments that a file adds to its command, which are not the engine's."""
+    return {
+        name.lstrip("-").replace("-", "_")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and last_name(node.func) == "add_argument"
+        for name in (each.value for each in node.args if isinstance(each, ast.Constant))
+    }
 
 
 def makes_carrier(call: ast.Call) -> bool:
@@ -195,7 +247,7 @@ def makes_carrier(call: ast.Call) -> bool:
     name = last_name(call.func)
     if name == "replace":
         return bool(call.args) and last_name(call.args[0]) in CARRIERS
-    return name.endswith(("Args", "Plan", "Options"))
+    return name.endswith(("Args", "Plan", "Options")) and name not in WITHOUT_OPTIONS
 
 
 def last_name(node: ast.expr) -> str:
