@@ -111,7 +111,7 @@ def short_request_cost_us(block_size: int, num_requests: int = 1500) -> float:
     """
     steps = StepsPlan(max_num_seqs=256, max_num_batched_tokens=8192)
     config = SchedulerConfig(
-        steps=steps, max_model_len=512, block_size=block_size, num_blocks=1 + 256 * 512
+        steps=steps, max_len=512, key_size=block_size, num_blocks=1 + 256 * 512
     )
     scheduler, pick = Scheduler(config), random.Random(0)
     params = SamplingParams(max_tokens=SHORT_OUTPUT, ignore_eos=True, temperature=0.0)
@@ -151,8 +151,8 @@ def _filled(
                 max_num_seqs=num_requests,
                 max_num_batched_tokens=max(8192, num_requests * (num_drafts + 1)),
             ),
-            max_model_len=length,
-            block_size=block_size,
+            max_len=length,
+            key_size=block_size,
             num_blocks=1 + num_requests * -(-length // block_size),
             num_drafts=num_drafts,
         )

@@ -87,10 +87,10 @@ def build_steady_core(plan: EnginePlan, *, group: object = None) -> EngineCore:
     assert group is None, "there are no experts"
     config = SchedulerConfig(
         steps=plan.steps,
-        max_model_len=plan.model.max_model_len,
-        block_size=plan.memory.block_size,
+        max_len=plan.model.max_model_len,
+        key_size=plan.memory.block_size,
         num_blocks=plan.memory.num_blocks,
-        enable_prefix_caching=plan.memory.enable_prefix_caching,
+        shares_blocks=plan.memory.enable_prefix_caching,
     )
     return EngineCore(Scheduler(config), SteadyExecutor(), log_stats=plan.serving.log_stats)
 

@@ -24,7 +24,6 @@ from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.llm_pooling import PoolingMethods, UseTqdm
 from quire.lora.request import GivenAdapters
-from quire.models.foreign.implementation import describe_model
 from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput
 from quire.params import BeamSearchParams, PoolingParams, SamplingParams
@@ -326,11 +325,9 @@ class LLM(BlockingControl, PoolingMethods):
             if plan is None:
                 self._description = object.__repr__(self)
             else:
-                model = plan.model
                 from quire.models.show import describe  # few ask
 
-                decoder = describe_model(model.hf_config, model.model_impl, model.pooler)
-                self._description = describe(decoder)
+                self._description = describe(plan.model.decoder)
         return self._description
 
     @one_at_a_time

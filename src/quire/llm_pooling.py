@@ -193,7 +193,7 @@ class PoolingMethods:
     ) -> tuple[list[Any], list[Any], PoolingParams]:
         """The prompts of texts, or of lists of ids, of which `params` may say how much is read."""
         front_end = self.llm_engine.front_end
-        read = TextsRead.of(params, self._pooling, front_end.inputs.limits.max_model_len)
+        read = TextsRead.of(params, self._pooling, front_end.inputs.limits.max_len)
 
         def cut(given: Any, which: int) -> Any:
             limit = read.limits[which]
@@ -222,7 +222,7 @@ class PoolingMethods:
         for one in (*first, *second):
             if not isinstance(one, str | Content):
                 raise InvalidType("data_1", one, "pairs are made of texts")
-        limit = front_end.inputs.limits.max_model_len
+        limit = front_end.inputs.limits.max_len
         make = CrossPrompts(front_end.require_tokenizer(), facts, limit, template)
         pairs = []
         for sides in zip(first, second, strict=True):

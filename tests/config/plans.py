@@ -1,7 +1,7 @@
 """Models and machines for the tests of `resolve()`, written by hand from the published configs."""
 
 from quire.config.args.engine_args import EngineArgs
-from quire.config.facts import ModelFacts
+from quire.config.facts import EMBEDDED_NAME, ModelFacts
 from quire.hardware.facts import GpuFacts, MachineFacts
 from quire.models.layer_memory import KeyValues, RecurrentState
 from quire.models.max_length import LengthFacts
@@ -52,10 +52,10 @@ def make_machine(**changes):
     return MachineFacts(**{**facts, **changes})
 
 
-def tiny():
+def tiny(name="tiny"):
     """The shape `tiny` of the random checkpoints, stored in float32."""
     return make_model(
-        name="tiny",
+        name=name,
         checkpoint_dtype="float32",
         num_parameters=1_000_000,
         num_layers=4,
@@ -187,7 +187,7 @@ PAIRS = {
         make_model(),
         CONTAINER,
     ),
-    "embedded_on_a_laptop": (EngineArgs(), tiny(), LAPTOP),
+    "embedded_on_a_laptop": (EngineArgs(), tiny(name=EMBEDDED_NAME), LAPTOP),
     "tiny_with_a_small_pool": (
         EngineArgs(
             model="tiny",

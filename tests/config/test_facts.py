@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from quire.config.args.engine_args import EngineArgs
-from quire.config.planning import EMBEDDED_NAME, checkpoint_dtype, gather_model_facts, make_plan
+from quire.config.facts import EMBEDDED_NAME
+from quire.config.planning import checkpoint_dtype, gather_model_facts, make_plan
 from quire.errors import (
     InvalidParameter,
     LoadError,

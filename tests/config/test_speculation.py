@@ -74,7 +74,7 @@ def test_the_number_of_drafts():
 
 def draft(method, **facts):
     facts = {"hf_config": {}, "num_predicted": None} | facts
-    return DraftFacts(method=method, name="d", folder="/d", load_format="safetensors", **facts)
+    return DraftFacts(method=method, name="d", folder="/d", weights_format="safetensors", **facts)
 
 
 def test_a_draft_that_says_how_many_it_was_trained_for():

@@ -26,7 +26,7 @@ def test_files_that_transformers_does_not_read_are_refused(load_format):
 @pytest.mark.parametrize("found", ["pt", "mistral"])
 def test_files_that_auto_finds_are_refused_as_well(found):
     with pytest.raises(NotBuiltYet, match=f"'{found} with model_impl=transformers'"):
-        plan_of({"load_format": found})
+        plan_of({"weights_format": found})
 
 
 def test_weights_are_not_mapped():

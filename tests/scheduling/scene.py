@@ -26,8 +26,8 @@ class Scene:
         facts = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
-            "max_model_len": 64,
-            "block_size": 4,
+            "max_len": 64,
+            "key_size": 4,
             "num_blocks": 101,
         }
         self.scheduler = Scheduler(scheduler_config(**facts | config), resources)

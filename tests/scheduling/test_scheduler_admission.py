@@ -16,7 +16,7 @@ def test_no_more_requests_run_than_there_are_rows():
 
 
 def test_the_first_that_does_not_fit_holds_back_those_after_it():
-    scene = Scene(num_blocks=5, max_num_batched_tokens=8, max_model_len=16)
+    scene = Scene(num_blocks=5, max_num_batched_tokens=8, max_len=16)
     scene.add(0, 8, max_tokens=1)
     scene.add(1, 12, max_tokens=1)
     scene.add(2, 1, max_tokens=1)
@@ -25,7 +25,7 @@ def test_the_first_that_does_not_fit_holds_back_those_after_it():
 
 
 def test_a_prompt_in_chunks_keeps_the_blocks_for_its_rest():
-    scene = Scene(num_blocks=5, max_num_batched_tokens=6, max_model_len=16)
+    scene = Scene(num_blocks=5, max_num_batched_tokens=6, max_len=16)
     scene.add(0, 12, max_tokens=1)
     assert scene.tokens(scene.step()) == {0: 6}
     assert scene.num_free == 2
@@ -176,7 +176,7 @@ def test_an_indivisible_prompt_waits_for_a_step_with_room_for_all_of_it():
 
 @pytest.mark.parametrize(("is_indivisible", "victim"), [(False, 1), (True, 0)])
 def test_an_indivisible_prompt_in_flight_is_not_preempted(is_indivisible, victim):
-    scene = Scene(num_blocks=6, max_model_len=16)
+    scene = Scene(num_blocks=6, max_len=16)
     scene.add(0, 4)
     scene.steps(4)
     scene.add(1, 12, max_tokens=2, is_indivisible=is_indivisible)

@@ -17,8 +17,8 @@ def scheduler_with_streams(**config):
     facts = scheduler_config(
         max_num_seqs=STREAMS + 4,
         max_num_batched_tokens=BUDGET,
-        max_model_len=40_960,
-        block_size=32,
+        max_len=40_960,
+        key_size=32,
         num_blocks=4000,
         **config,
     )

@@ -105,7 +105,7 @@ def test_blocks_are_not_found_before_their_step_has_succeeded():
 
 
 def test_the_least_recently_used_cached_blocks_are_overwritten_first():
-    scene = Scene(num_blocks=7, max_model_len=20)
+    scene = Scene(num_blocks=7, max_len=20)
     run_to_its_end(scene, 0, [1, 1, 1, 1, 5])
     run_to_its_end(scene, 1, [2, 2, 2, 2, 5])
     run_to_its_end(scene, 2, 17)  # takes the four that hold nothing, and one more
@@ -135,7 +135,7 @@ def test_a_request_can_ask_not_to_read_the_cache():
 
 
 def test_when_blocks_run_out_the_request_that_came_last_gives_way():
-    scene = Scene(num_blocks=5, max_model_len=16)
+    scene = Scene(num_blocks=5, max_len=16)
     scene.add(0, 4)
     scene.add(1, 4)
     scene.steps(5)  # two blocks each, all full
@@ -146,7 +146,7 @@ def test_when_blocks_run_out_the_request_that_came_last_gives_way():
 
 
 def test_a_preempted_request_keeps_its_output_and_goes_on_where_it_was():
-    scene = Scene(num_blocks=5, max_model_len=16)
+    scene = Scene(num_blocks=5, max_len=16)
     scene.add(0, 4, max_tokens=7)
     scene.add(1, 4, max_tokens=7)
     scene.steps(5)
@@ -161,7 +161,7 @@ def test_a_preempted_request_keeps_its_output_and_goes_on_where_it_was():
 
 
 def test_by_priority_the_largest_number_gives_way():
-    scene = Scene(num_blocks=5, max_model_len=16, policy="priority")
+    scene = Scene(num_blocks=5, max_len=16, policy="priority")
     scene.add(0, 4, priority=2)
     scene.add(1, 4, priority=1)
     scene.steps(6)
@@ -169,7 +169,7 @@ def test_by_priority_the_largest_number_gives_way():
 
 
 def test_what_a_preempted_request_had_in_flight_counts_for_nothing():
-    scene = Scene(num_blocks=5, max_model_len=16)
+    scene = Scene(num_blocks=5, max_len=16)
     scene.add(0, 4)
     scene.add(1, 4)
     scene.steps(4)

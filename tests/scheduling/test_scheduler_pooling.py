@@ -49,7 +49,7 @@ def test_a_step_ahead_has_nothing_of_a_prompt_that_is_in_flight():
 
 
 def test_the_longest_prompt_needs_no_room_for_a_token():
-    scene = Scene(max_model_len=16, num_blocks=5, max_num_batched_tokens=16)
+    scene = Scene(max_len=16, num_blocks=5, max_num_batched_tokens=16)
     scene.add(0, 16, params=POOL)
     scene.step()
     assert scene.ends == {0: "STOP"}

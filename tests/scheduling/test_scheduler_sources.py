@@ -60,14 +60,14 @@ def test_equal_prompts_to_different_sources_share_no_block():
 
 
 def test_without_a_prefix_cache_each_request_writes_its_own():
-    stage = scene(enable_prefix_caching=False)
+    stage = scene(shares_blocks=False)
     for handle in range(2):
         stage.add(handle, 3, media=[source()])
     assert written(stage.step()) == [False, False]
 
 
 def test_a_preempted_request_reads_what_it_has_written_if_it_is_still_there():
-    stage = scene(num_blocks=8, max_model_len=20)
+    stage = scene(num_blocks=8, max_len=20)
     stage.add(0, 7, media=[source()])
     stage.add(1, 7, media=[source(b"b", 4)])
     stage.step()
@@ -89,7 +89,7 @@ def test_what_a_failed_step_has_written_is_not_found():
 
 
 def test_blocks_of_sources_count_when_a_request_is_admitted():
-    stage = scene(num_blocks=6, max_model_len=8)
+    stage = scene(num_blocks=6, max_len=8)
     stage.add(0, 3, media=[source(num_rows=8)], max_tokens=1)
     stage.add(1, 3, media=[source(b"b", 12)], max_tokens=1)
     stage.step()

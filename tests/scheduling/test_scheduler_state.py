@@ -80,7 +80,7 @@ def test_a_snapshot_of_a_step_that_failed_is_not_found():
 
 
 def test_snapshots_are_overwritten_before_other_cached_blocks():
-    scene = Scene(groups=(FULL, STATE), num_blocks=10, max_model_len=16)
+    scene = Scene(groups=(FULL, STATE), num_blocks=10, max_len=16)
     scene.add(0, PROMPT, max_tokens=1)
     scene.steps(2)
     find = scene.scheduler.memory.pool.find
@@ -100,7 +100,7 @@ def test_without_a_free_block_there_is_no_snapshot():
 
 
 def test_without_prefix_caching_prompts_are_not_cut_for_snapshots():
-    scene = Scene(groups=(STATE,), enable_prefix_caching=False)
+    scene = Scene(groups=(STATE,), shares_blocks=False)
     scene.add(0, PROMPT)
     assert scene.tokens(scene.step()) == {0: 10}
 

@@ -37,7 +37,7 @@ def test_prompts_share_the_budget_of_a_step_in_the_order_of_arrival():
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_has_room_for_all_of_it():
-    scene = Scene(max_num_batched_tokens=8, max_model_len=8, enable_chunked_prefill=False)
+    scene = Scene(max_num_batched_tokens=8, max_len=8, enable_chunked_prefill=False)
     scene.add(0, 5)
     scene.add(1, 5)
     assert scene.tokens(scene.step()) == {0: 5}
@@ -53,7 +53,7 @@ def test_decoding_rows_come_before_prompts():
 
 
 def test_a_steady_decode_step_repeats_the_same_list_of_rows_and_says_nothing_else():
-    scene = Scene(block_size=16)
+    scene = Scene(key_size=16)
     for handle in range(3):
         scene.add(handle, 2)
     scene.step()
@@ -103,7 +103,7 @@ def test_it_ends_at_max_tokens_and_everything_is_given_back():
 
 
 def test_it_ends_at_the_model_s_length():
-    scene = Scene(max_model_len=8)
+    scene = Scene(max_len=8)
     scene.add(0, 6, max_tokens=20)
     scene.steps(3)
     assert scene.ends == {0: "LENGTH"} and len(scene.outputs[0]) == 2
@@ -189,7 +189,7 @@ def test_paused_altogether_nothing_is_planned():
 @pytest.mark.parametrize(
     ("config", "request_", "text"),
     [
-        ({"max_model_len": 8}, {"prompt": 9}, "9 tokens cannot be scheduled"),
+        ({"max_len": 8}, {"prompt": 9}, "9 tokens cannot be scheduled"),
         ({"num_blocks": 3}, {"prompt": 9}, "needs 8 KV blocks, the cache has 2"),
         ({"max_num_batched_tokens": 8}, {"prompt": 9, "is_indivisible": True}, "fit into 8 tokens"),
         ({}, {"prompt": 9, "is_indivisible": True, "resumable": True}, "no further input"),

@@ -12,7 +12,7 @@ from tests.support.simulation.scheduler_settings import scheduler_config
 def make_scheduler():
     return Scheduler(
         scheduler_config(
-            max_num_seqs=2, max_num_batched_tokens=64, max_model_len=32, block_size=4, num_blocks=20
+            max_num_seqs=2, max_num_batched_tokens=64, max_len=32, key_size=4, num_blocks=20
         )
     )
 

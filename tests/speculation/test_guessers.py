@@ -141,7 +141,7 @@ class Doubling:
 
 
 def plan(method, **facts):
-    return SpeculationPlan(method=method, num_tokens=4, max_num_seqs=2, **facts)
+    return SpeculationPlan(method=method, num_tokens=4, max_drafts=8, **facts)
 
 
 def test_a_class_of_the_users():

@@ -12,7 +12,7 @@ from quire.bench.workload import (
     as_prompts,
     engine_args_from,
     open_llm,
-    random_prompts,
+    prompts_of,
     sampling,
     settings,
 )
@@ -61,12 +61,8 @@ def run(args: argparse.Namespace) -> int:
         # each trial has the same prompts, and would find them cached
         engine_args.enable_prefix_caching = False
     plan = engine_args.create_engine_config()
-    prompts = as_prompts(
-        random_prompts(args.batch_size, args.input_len, plan.model.vocab_size, plan.model.seed)
-    )
-    work = Workload(
-        args.batch_size * args.n, args.input_len, args.output_len, plan.steps.max_num_seqs
-    )
+    prompts = as_prompts(prompts_of(plan, args.batch_size, args.input_len))
+    work = Workload.on(plan, args.batch_size * args.n, args.input_len, args.output_len)
     with open_llm(plan) as llm:
         params = sampling(args.output_len, args)
         params.output_kind = RequestOutputKind.DELTA

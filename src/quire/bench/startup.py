@@ -14,7 +14,7 @@ import sys
 import time
 
 from quire.bench.report import add_output_flag, at_least, finish
-from quire.bench.workload import add_model_flags, engine_args_from
+from quire.bench.workload import add_model_flags, engine_args_from, model_id
 from quire.config.args.engine_args import EngineArgs
 from quire.config.args.option import default_of
 from quire.errors import LoadError
@@ -37,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start again and again and print the medians."""
     engine_args = engine_args_from(args)
-    engine_args.create_engine_config()  # errors are raised here, not in a child
+    plan = engine_args.create_engine_config()  # errors are raised here, not in a child
     # the first one reads files that are not in the page cache
     trials = [one_start(engine_args) for _ in range(args.num_trials + 1)][1:]
     medians = {name: statistics.median(t[name] for t in trials) for name in trials[0]}
     figures = {
-        "model_id": args.random_model or engine_args.model or "embedded",
+        "model_id": model_id(args, plan),
         "num_trials": args.num_trials,
         "seconds": medians,
         "ready_time": medians["ready"],

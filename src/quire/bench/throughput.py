@@ -15,7 +15,7 @@ from quire.bench.workload import (
     as_prompts,
     engine_args_from,
     open_llm,
-    random_prompts,
+    prompts_of,
     sampling,
     settings,
 )
@@ -48,12 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
     start = time.perf_counter()
     plan = engine_args_from(args).create_engine_config()
-    prompts = random_prompts(
-        args.num_prompts + args.num_warmups, args.input_len, plan.model.vocab_size, plan.model.seed
-    )
-    work = Workload(
-        args.num_prompts * args.n, args.input_len, args.output_len, plan.steps.max_num_seqs
-    )
+    prompts = prompts_of(plan, args.num_prompts + args.num_warmups, args.input_len)
+    work = Workload.on(plan, args.num_prompts * args.n, args.input_len, args.output_len)
     outputs: list[Any] = []
     with open_llm(plan) as llm:
         ready_s = time.perf_counter() - start
@@ -64,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
         resident = psutil.Process().memory_info().rss
 
         def trial() -> Timing:
-            if plan.memory.enable_prefix_caching:
-                llm.reset_prefix_cache()
+            llm.reset_prefix_cache()
             timing, outputs[:] = run_offline(llm, as_prompts(prompts[: args.num_prompts]), params)
             return timing
 

@@ -54,10 +54,10 @@ class Bench:
     @classmethod
     def of(cls, plan: EnginePlan, work: Workload) -> Bench:
         """Measures torch's products, which takes less than a second."""
-        if plan.model.model_impl != "quire":
+        if plan.model.is_foreign:
             raise NotBuiltYet(
                 "model_impl",
-                plan.model.model_impl,
+                "transformers",
                 "Benchmarks compare with limits that only Quire's own descriptions of models give.",
             )
         probe = LimitProbe(operand_of(plan), plan.parallel.num_threads)

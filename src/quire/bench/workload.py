@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from quire.params import SamplingParams
 
 
+_COMPARED = (
+    "dtype", "quantization", "kv_dtype", "num_threads", "max_num_seqs", "max_num_batched_tokens",
+)  # fmt: skip
+"""The decisions of a plan that have to be equal for two figures to be comparable."""
+
+
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """`--random-model` and the flags of the engine."""
     parser.add_argument(
@@ -60,6 +66,11 @@ def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[
     return [[draw.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
 
 
+def prompts_of(plan: EnginePlan, count: int, length: int) -> list[list[int]]:
+    """Random prompts for the model of a plan, by its seed."""
+    return random_prompts(count, length, plan.model.vocab_size, plan.model.seed)
+
+
 def sampling(output_len: int, args: argparse.Namespace) -> SamplingParams:
     """Greedy, exactly `output_len` tokens."""
     from quire.params import SamplingParams
@@ -86,17 +97,18 @@ def as_prompts(prompts: list[list[int]]) -> list[Any]:
     return [{"prompt_token_ids": ids} for ids in prompts]
 
 
+def model_id(args: argparse.Namespace, plan: EnginePlan) -> str:
+    """The name of the model in figures."""
+    name: str = args.random_model or plan.model.served_model_names[0]
+    return name
+
+
 def settings(plan: EnginePlan, args: argparse.Namespace) -> dict[str, Any]:
     """The settings that have to be equal for two figures to be comparable."""
     return {
-        "model_id": args.random_model or plan.model.model,
-        "dtype": plan.model.dtype,
-        "quantization": plan.model.quantization,
-        "kv_dtype": plan.memory.kv_dtype,
+        "model_id": model_id(args, plan),
         "input_len": args.input_len,
         "output_len": args.output_len,
         "n": args.n,
-        "num_threads": plan.parallel.num_threads,
-        "max_num_seqs": plan.steps.max_num_seqs,
-        "max_num_batched_tokens": plan.steps.max_num_batched_tokens,
+        **{name: value for name, value in plan.decided() if name in _COMPARED},
     }

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 
 from quire.config.plan import EnginePlan
-from quire.config.resolve.dtype import ITEMSIZE, number_bytes
+from quire.engine.core.worker_program import worker_config
 from quire.models import find_family, read_spec
 from quire.models.costs import (
     active_parameters,
@@ -27,7 +28,6 @@ from quire.models.costs import (
 from quire.models.formats import read_storage
 from quire.models.formats.storage import CodeLayout, RowScheme
 from quire.models.layer_memory import NumberBytes
-from quire.models.loading.rounding.recipes import recipe_of
 from quire.models.parameters import parameters
 from quire.models.rules import StoredTensor
 from quire.models.spec import Decoder, single_mixers
@@ -41,19 +41,24 @@ _INTEGERS = (
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """`num_requests` of `input_len` + `output_len` tokens each, of which `max_num_seqs` run
+    """`num_requests` of `input_len` + `output_len` tokens each, of which at most `num_rows` run
     together.
     """
 
     num_requests: int
     input_len: int
     output_len: int
-    max_num_seqs: int
+    num_rows: int
+
+    @classmethod
+    def on(cls, plan: EnginePlan, num_requests: int, input_len: int, output_len: int) -> Self:
+        """The workload in an engine with this plan."""
+        return cls(num_requests, input_len, output_len, worker_config(plan).num_rows)
 
     @property
     def num_together(self) -> int:
         """Requests in one step."""
-        return min(self.num_requests, self.max_num_seqs)
+        return min(self.num_requests, self.num_rows)
 
 
 class Store(msgspec.Struct, frozen=True):
@@ -66,9 +71,8 @@ class Store(msgspec.Struct, frozen=True):
 
 def store_of(plan: EnginePlan) -> Store:
     """Storage of a model in an engine with this plan."""
-    recipe = recipe_of(plan.model.quantization, plan.model.rounding_rules)
-    size = ITEMSIZE[plan.model.dtype]
-    kv = number_bytes(plan.model.dtype, plan.memory.kv_dtype)
+    worker = worker_config(plan)
+    recipe, size, kv = worker.recipe, worker.torch_dtype.itemsize, worker.number_bytes
     if coded := _coded(plan):
         layers, head = _bytes_as_stored(read_spec(plan.model.hf_config), coded, size)
         return Store(layers, head, kv)
@@ -80,9 +84,10 @@ def operand_of(plan: EnginePlan) -> str:
     coded = _coded(plan)
     if coded and all(t.layout in _INTEGERS for t in coded):
         return "int8"
-    recipe = recipe_of(plan.model.quantization, plan.model.rounding_rules)
-    form = recipe.projections
-    return plan.model.dtype if form is None or not form.rounds_rows else "int8"
+    worker = worker_config(plan)
+    form = worker.recipe.projections
+    dtype = str(worker.torch_dtype).removeprefix("torch.")
+    return dtype if form is None or not form.rounds_rows else "int8"
 
 
 def _coded(plan: EnginePlan) -> list[StoredTensor]:

@@ -247,8 +247,7 @@ def _embedded() -> Lines:
     from quire.config.args.engine_args import EngineArgs
 
     plan = EngineArgs(skip_tokenizer_init=True).create_engine_config()
-    context = f"{plan.model.architecture}, {plan.model.max_model_len} tokens of context"
-    return [("embedded model", f"{context}, in {plan.model.model_folder}")]
+    return [("embedded model", f"{plan.model.architecture}, in {plan.model.model_folder}")]
 
 
 def _environment() -> Lines:

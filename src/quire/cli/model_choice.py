@@ -21,6 +21,8 @@ from quire.errors import InvalidParameter
 
 DEFAULT_URL = "http://localhost:8000/v1"
 _REMOTE_FLAGS = ("model_name", "api_key")
+_OF_REQUESTS = ("seed",)
+"""Options of the engine that are fields of requests, too."""
 
 
 def add_answer_flags(parser: QuireParser, first: Sequence[str]) -> None:
@@ -67,7 +69,7 @@ def open_model(
         raise InvalidParameter("n", given["n"], "an answer is one completion")
     if args.url is not None:
         _check_remote(args)
-        yield _remote(args), {"max_tokens": max_tokens, **given, **_seed(args)}
+        yield _remote(args), {"max_tokens": max_tokens, **given, **_given_of_requests(args)}
         return
     for name in _REMOTE_FLAGS:
         if vars(args)[name] is not None:
@@ -91,11 +93,12 @@ def _check_remote(args: argparse.Namespace) -> None:
     neutral = EngineArgs()
     for field in dataclasses.fields(EngineArgs):
         value = getattr(engine_args, field.name)
-        # a seed is a field of requests too
-        if field.name != "seed" and value != getattr(neutral, field.name):
+        if field.name not in _OF_REQUESTS and value != getattr(neutral, field.name):
             hint = "Give --model-name." if field.name == "model" else "Leave it out."
             raise InvalidParameter(field.name, value, "the engine is the server's", hint)
 
 
-def _seed(args: argparse.Namespace) -> dict[str, int]:
-    return {} if args.seed == EngineArgs().seed else {"seed": args.seed}
+def _given_of_requests(args: argparse.Namespace) -> dict[str, Any]:
+    neutral = vars(EngineArgs())
+    given = {name: getattr(args, name) for name in _OF_REQUESTS}
+    return {name: value for name, value in given.items() if value != neutral[name]}

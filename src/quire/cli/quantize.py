@@ -34,20 +34,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the checkpoint, and print what has become of it."""
     from quire.config.planning import gather_model_facts, without_tokenizer
+    from quire.config.resolve.dtype import asked_rounding
     from quire.errors import InvalidParameter
-    from quire.models.formats.rounding_rules import read_rounding_rules, rounding
+    from quire.models.formats.rounding_rules import read_rounding_rules
     from quire.models.loading.rounding.quantized_files import write_quantized
 
     engine_args = without_tokenizer(EngineArgs.from_cli_args(args))
     if args.max_shard_size <= 0:
         raise InvalidParameter("max_shard_size", args.max_shard_size, "more than 0 GiB")
-    chosen = rounding(engine_args.quantization or "int8")
+    chosen = asked_rounding(engine_args) or "int8"
     # other engines read heads as they are stored, so that this one is rounded where it is asked for
     config = {"head": None} | (engine_args.quantization_config or {})
     rules = read_rounding_rules(chosen, config)
     assert rules is not None, "there is a config"
     facts = gather_model_facts(engine_args)
-    if facts.model_impl != "quire":
+    if facts.is_foreign:
         raise InvalidParameter("model", facts.name, "a model with a family of Quire's")
     written = write_quantized(
         Path(facts.folder),

@@ -178,11 +178,8 @@ async def _batch(
         app = build_app(server, Access(), ROUTES)
         checker = LineChecker(options.max_body_bytes)
         lines = read_lines(args.input_file, options.max_body_bytes)
-        # twice what runs together, so that the next ones wait in the engine; beyond its queue they
-        # would be refused
-        crowd = args.max_concurrency or min(
-            2 * plan.steps.max_num_seqs, plan.serving.max_num_queued_reqs
-        )
+        # beyond the engine's queue they would be refused
+        crowd = args.max_concurrency or min(plan.steps.crowd, plan.serving.max_num_queued_reqs)
         async with _measured(server, listener):
             await BatchRun(app, engine, checker, results, on_result).run(lines, crowd)
         if server.texts is not None:

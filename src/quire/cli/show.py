@@ -30,19 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the description; of the model's files only the small ones are read."""
-    from quire.config.planning import gather_model_facts, without_tokenizer
+    from quire.config.planning import gather_model_facts, without_tokenizer, without_weights
     from quire.models.families import architectures
-    from quire.models.foreign.implementation import describe_model
     from quire.models.show import describe, figures_of
 
     if args.architectures:
         print("\n".join(architectures()))
         return 0
-    engine_args = without_tokenizer(EngineArgs.from_cli_args(args))
-    engine_args.load_format = "dummy"  # no weights, either
+    engine_args = without_weights(without_tokenizer(EngineArgs.from_cli_args(args)))
     facts = gather_model_facts(engine_args)
     size = ITEMSIZE.get(facts.checkpoint_dtype, 2)
-    model = describe_model(facts.hf_config, facts.model_impl, facts.pooler)
+    model = facts.decoder
     if args.json:
         stored = {
             "model": facts.name,

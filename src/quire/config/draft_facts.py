@@ -42,7 +42,7 @@ class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     name: str
     folder: str
-    load_format: str
+    weights_format: str
     hf_config: dict[str, Any]
     num_predicted: int | None
     is_target: bool = False
@@ -66,12 +66,13 @@ def gather_draft_wish(
     args: EngineOptions,
     target: dict[str, Any],
     decoder: Decoder | ForeignDecoder,
+    name: str,
     folder: str,
-    load_format: str,
+    weights_format: str,
 ) -> DraftWish | None:
     """Check the arguments about drafts and find the draft's files (downloaded where they name a
-    hub id); `target`: the config of the model in `folder`, which is the `decoder`. None: nothing is
-    drafted.
+    hub id); `target`: the config of the model `name` in `folder`, which is the `decoder`. None:
+    nothing is drafted.
 
     Raises RequestError for an invalid argument, LoadError for files that cannot be read.
     """
@@ -80,7 +81,7 @@ def gather_draft_wish(
         return None
     # the layers that draft are in the model's own checkpoint
     if config.method == "mtp" and config.model is None:
-        own = _facts("mtp", args.model or "", folder, load_format, target, is_target=True)
+        own = _facts("mtp", name, folder, weights_format, target, is_target=True)
         return DraftWish(config, _measured(own, decoder))
     if config.model is None or config.method in _WITHOUT_FILES:
         return DraftWish(config, None)
@@ -126,7 +127,7 @@ def _facts(
     method: str,
     name: str,
     folder: str,
-    load_format: str,
+    weights_format: str,
     hf_config: dict[str, Any],
     *,
     is_target: bool,
@@ -137,7 +138,7 @@ def _facts(
         method=method,
         name=name,
         folder=folder,
-        load_format=load_format,
+        weights_format=weights_format,
         hf_config=hf_config,
         num_predicted=count,
         is_target=is_target,

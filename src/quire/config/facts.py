@@ -13,15 +13,19 @@ import msgspec
 
 from quire.config.draft_facts import DraftWish
 from quire.models.cutting.rank_facts import RankFacts
+from quire.models.foreign.implementation import AnyDecoder, describe_model
 from quire.models.layer_memory import Latents, LayerMemory
 from quire.models.max_length import LengthFacts
 from quire.models.pooling.spec import PoolerSpec
+
+EMBEDDED_NAME = "quire-embedded"
+"""The name of the small model inside the package."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, in numbers.
 
-    `model_impl`: "quire" or "transformers". `load_format`: of the files that have its weights.
+    `model_impl`: "quire" or "transformers". `weights_format`: of the files that have its weights.
     `tokenizer_mode`: of its tokenizer's files. `memories`: what each layer remembers of a request.
     `num_experts` of a layer, 0 in a dense model; `num_expert_parameters` of those of all layers
     together. `widest`: elements of the widest activation of one token, for the workspace.
@@ -46,7 +50,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     folder: str
     tokenizer_mode: str = "hf"
-    load_format: str = "safetensors"
+    weights_format: str = "safetensors"
     tokenizer_folder: str | None
     architecture: str
     model_impl: str = "quire"
@@ -77,8 +81,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     pooled_length: LengthFacts | None = None
     generation_config: dict[str, Any] = {}
     generation_config_source: str = ""
-    chat_template: str | None = None
-    chat_template_source: str = ""
+    template: str | None = None
+    template_source: str = ""
     generates: bool = True
     pooler: PoolerSpec | None = None
     pooler_reason: str = "the model generates"
@@ -87,6 +91,21 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     prompts: dict[str, str] = {}
     drafts: DraftWish | None = None
     rank: RankFacts | None = None
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is the small model inside the package."""
+        return self.name == EMBEDDED_NAME
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether transformers' code runs the model."""
+        return self.model_impl == "transformers"
+
+    @property
+    def decoder(self) -> AnyDecoder:
+        """The description of the model."""
+        return describe_model(self.hf_config, self.model_impl, self.pooler)
 
     @property
     def pool_memories(self) -> tuple[LayerMemory | None, ...]:

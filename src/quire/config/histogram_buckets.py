@@ -49,6 +49,16 @@ def histogram_buckets(given: dict[str, Any] | None) -> dict[str, list[float]] | 
     return None if given is None else {family: list(bounds) for family, bounds in given.items()}
 
 
+def sizes_up_to(most: int) -> list[float]:
+    """Bounds 1, 2, 5, 10, 20, 50, … up to `most`."""
+    bounds: list[float] = []
+    power = 1
+    while power <= most:
+        bounds += [digit * power for digit in (1, 2, 5) if digit * power <= most]
+        power *= 10
+    return bounds
+
+
 def _is_bound(value: object) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value > 0  # type: ignore[arg-type, operator]

@@ -6,6 +6,7 @@ files of their own.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,10 +18,13 @@ from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
+from quire.distributed.mesh import Mesh
 from quire.hardware.launched import LaunchedProcess
+from quire.models.foreign.implementation import AnyDecoder, describe_model
 from quire.models.formats.rounding_rules import RoundingRules
 from quire.models.pooling.spec import PoolerSpec
 from quire.params.weight_transfer import WeightTransferPlan
+from quire.plugins.tables import LOAD_FORMATS
 from quire.tiers.kv_events_config import KVEventsPlan
 from quire.tiers.kv_transfer_config import KVTransferConfig
 from quire.tiers.plan import KVTierPlan
@@ -69,6 +73,60 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     takes_prompt_embeds: bool
     takes_media_embeds: bool
     encoder_transfer: ECTransferConfig | None
+
+    @property
+    def tokenizer_files(self) -> tuple[Path, str] | None:
+        """The folder of the tokenizer, and how its files are read; None: there is no tokenizer."""
+        folder = self.tokenizer_folder
+        return None if folder is None else (Path(folder), self.tokenizer_mode)
+
+    @property
+    def decoder(self) -> AnyDecoder:
+        """The description of the model."""
+        return describe_model(self.hf_config, self.model_impl, self.pooler)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether transformers' code runs the model."""
+        return self.model_impl == "transformers"
+
+    @property
+    def has_drawn_weights(self) -> bool:
+        """Whether the weights are random numbers, which `seed` draws."""
+        return self.load_format == "dummy"
+
+    @property
+    def is_safetensors(self) -> bool:
+        """Whether the weights are in safetensors files with the names of transformers."""
+        return self.load_format == "safetensors"
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether weights are rounded while they are loaded."""
+        return self.quantization is not None or self.rounding_rules is not None
+
+    @property
+    def has_files_of_plugin(self) -> bool:
+        """Whether a plugin reads the weights, which may come from anywhere at the next start."""
+        return self.load_format in LOAD_FORMATS
+
+    def files_key(self) -> dict[str, Any]:
+        """The values that the numbers of the weights depend on, next to the files' contents."""
+        return {
+            "config": self.hf_config,
+            "format": self.load_format,
+            "dtype": self.dtype,
+            "seed": self.seed if self.has_drawn_weights else 0,
+        }
+
+    def weights_key(self) -> dict[str, Any]:
+        """The same of the weights as they are kept: rounded, and those of what the engine does."""
+        return self.files_key() | {
+            "quantization": self.quantization,
+            "rounding_rules": repr(self.rounding_rules),
+            "generates": self.generates,
+            "pooler": repr(self.pooler),
+        }
 
 
 class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,14 +179,44 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_cls: str | None
 
     @property
+    def mesh(self) -> Mesh:
+        """The sizes of the engine: workers that share a stage's layers, stages, and cores."""
+        return Mesh(self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size)
+
+    @property
+    def is_lock_step(self) -> bool:
+        """Whether the cores share experts, so that they step, and restart, together."""
+        return self.enable_expert_parallel
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the model runs on a GPU."""
+        return self.device == "cuda"
+
+    @property
+    def hello_endpoint(self) -> str:
+        """The address at which the front end awaits cores from other machines."""
+        return f"tcp://{self.data_parallel_address}:{self.data_parallel_rpc_port}"
+
+    @property
     def spans_machines(self) -> bool:
         """Whether the workers of a core are on several machines that this plan names."""
         return self.nnodes > 1
 
     @property
+    def node_place(self) -> tuple[int, int]:
+        """The number of this machine among those of the workers, and how many these are."""
+        return self.node_rank, self.nnodes
+
+    @property
     def has_one_worker(self) -> bool:
         """Whether each core has one worker, in its own process."""
         return self.distributed_executor_backend == "uni"
+
+    @property
+    def has_whole_models(self) -> bool:
+        """Whether the one worker of each core has all weights of the model."""
+        return self.has_one_worker and not self.enable_expert_parallel
 
     @property
     def has_ray_workers(self) -> bool:
@@ -158,6 +246,17 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_tier: KVTierPlan | None
     kv_connector: KVTransferConfig | None
     kv_events: KVEventsPlan | None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The description of the cache in metrics and logs, by the reference's names."""
+        facts = {
+            "block_size": self.block_size,
+            "num_gpu_blocks": self.num_blocks,
+            "cache_dtype": self.kv_dtype,
+            "enable_prefix_caching": self.enable_prefix_caching,
+        }
+        return {name: str(value) for name, value in facts.items()}
 
 
 class MediaPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +296,7 @@ class SamplingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The front end: how many requests wait there, how often outputs are sent, what is recorded.
+    `length_buckets` are the bounds of histograms of lengths where `histogram_buckets` names none.
     `foreign_tuning` are options that only tune other engines, as they were given.
     """
 
@@ -207,4 +307,5 @@ class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_tokens: int
     otlp_traces_endpoint: str | None
     histogram_buckets: dict[str, list[float]] | None
+    length_buckets: list[float]
     foreign_tuning: dict[str, str | float | None]

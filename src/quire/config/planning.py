@@ -20,7 +20,7 @@ from quire.config.args.command_line import merged
 from quire.config.args.engine_options import EngineOptions
 from quire.config.args.option import is_neutral, options_of
 from quire.config.draft_facts import gather_draft_wish
-from quire.config.facts import ModelFacts
+from quire.config.facts import EMBEDDED_NAME, ModelFacts
 from quire.config.plan import EnginePlan
 from quire.config.pooling import (
     TokenIds,
@@ -29,9 +29,10 @@ from quire.config.pooling import (
     finished_pooler,
     reads_pooling_files,
 )
+from quire.config.resolve.dtype import asked_rounding
 from quire.config.resolve.media import takes_pictures
 from quire.config.resolve.resolve import check_args, resolve
-from quire.config.speculators import is_speculator, with_verifier
+from quire.config.speculators import is_speculator, verifier_of
 from quire.environment import launcher_variables, read_rank_environment
 from quire.errors import (
     CorruptCheckpoint,
@@ -57,7 +58,7 @@ from quire.models.foreign.implementation import (
 from quire.models.foreign.library import foreign_storage
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.formats import read_storage
-from quire.models.formats.rounding_rules import group_of, read_rounding_rules, rounding
+from quire.models.formats.rounding_rules import group_of, read_rounding_rules
 from quire.models.kv_pool import memories_of
 from quire.models.loading.folder_files import (
     AUTOMATIC_FORMATS,
@@ -86,7 +87,6 @@ Options = TypeVar("Options", bound=EngineOptions)
 
 logger = logging.getLogger(__name__)
 
-EMBEDDED_NAME = "quire-embedded"
 """The name of the model inside the package."""
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
@@ -132,8 +132,9 @@ def with_plain_values(args: EngineOptions) -> EngineOptions:
     (`PoolerConfig`, ...) by dicts.
     """
     plain: dict[str, Any] = {}
-    if type(args.dtype).__module__ == "torch":
-        plain["dtype"] = str(args.dtype).removeprefix("torch.")
+    for name, value in vars(args).items():
+        if type(value).__module__ == "torch":  # a dtype
+            plain[name] = str(value).removeprefix("torch.")
     if isinstance(args.numa_bind_nodes, list | tuple):
         plain["numa_bind_nodes"] = [str(node) for node in args.numa_bind_nodes]
     for name in ("pooler_config", "profiler_config", "structured_outputs_config"):
@@ -147,6 +148,11 @@ def with_plain_values(args: EngineOptions) -> EngineOptions:
 def without_tokenizer(args: Options) -> Options:
     """The arguments for a command that reads no text: the tokenizer's files are not looked at."""
     return replace(args, skip_tokenizer_init=True)
+
+
+def without_weights(args: Options) -> Options:
+    """The arguments for a command that looks at no weights: none are downloaded."""
+    return replace(args, load_format="dummy")
 
 
 def _warn_of_tuning(args: EngineOptions) -> None:
@@ -167,14 +173,17 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
     one), with its drafts.
     """
     folder = _model_folder(args)
-    load_format = _load_format(args, folder)
-    config = read_folder_config(folder, load_format)
+    weights_format = _weights_format(args, folder)
+    config = read_folder_config(folder, weights_format)
     if is_speculator(config):
         # a config that names another draft network, or itself, would recurse
         if is_verifier:
             raise LoadError(f"{args.model} drafts for another model: it cannot be the verifier.")
-        return gather_model_facts(with_verifier(args, config), is_verifier=True)
-    config = _with_pictures(args, folder, _overridden_config(args, folder, load_format))
+        assert args.model is not None, "the embedded model is not a draft network"
+        verifier, drafts = verifier_of(os.fspath(args.model), config, args)
+        args = replace(args, model=verifier, revision=None, speculative_config=drafts)
+        return gather_model_facts(args, is_verifier=True)
+    config = _with_pictures(args, folder, _overridden_config(args, folder, weights_format))
     model_impl, why = choose_implementation(config, args.model_impl)
     files = read_sentence_files(folder) if reads_pooling_files(args) else SentenceFiles()
     form = choose_form(args, files)
@@ -187,10 +196,11 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
     token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
     generation, generation_source = _generation_config(args, folder)
     template, template_source = _chat_template(args.chat_template)
+    name = EMBEDDED_NAME if args.model is None else os.fspath(args.model)
     return ModelFacts(
-        name=EMBEDDED_NAME if args.model is None else os.fspath(args.model),
+        name=name,
         folder=str(folder),
-        load_format=load_format,
+        weights_format=weights_format,
         tokenizer_folder=tokenizer_folder,
         tokenizer_mode=tokenizer_mode,
         architecture=config["architectures"][0],
@@ -210,9 +220,9 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
         **_lengths(config, files, decoder, tokenizer_folder),
         generation_config=generation,
         generation_config_source=generation_source,
-        chat_template=template,
-        chat_template_source=template_source,
-        drafts=gather_draft_wish(args, config, decoder, str(folder), load_format),
+        template=template,
+        template_source=template_source,
+        drafts=gather_draft_wish(args, config, decoder, name, str(folder), weights_format),
         rank=_rank(args, config, decoder),
     )
 
@@ -228,7 +238,7 @@ def _rank(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> R
         name, value = ("tensor_parallel_size", tp) if tp > 1 else ("pipeline_parallel_size", pp)
         raise NotBuiltYet(name, value, "Use a model that Quire runs itself.")
     storage = read_storage(config)
-    group = group_of(args.quantization) if storage is None else storage.group
+    group = group_of(asked_rounding(args)) if storage is None else storage.group
     stage_layers = read_rank_environment().stage_layers
     return rank_facts(
         decoder,
@@ -390,12 +400,12 @@ def _positions(decoder: AnyDecoder) -> int | None:
     return None
 
 
-def _overridden_config(args: EngineOptions, folder: Path, load_format: str) -> dict[str, Any]:
+def _overridden_config(args: EngineOptions, folder: Path, weights_format: str) -> dict[str, Any]:
     """The folder's config with the user's changes: of the whole file, and where the text is a part
     of it those at the top also of the text.
     """
     overrides = args.hf_overrides
-    config = read_folder_config(folder, load_format, lambda whole: overridden(whole, overrides))
+    config = read_folder_config(folder, weights_format, lambda whole: overridden(whole, overrides))
     if PART not in config or callable(overrides):
         return config
     own = {k: v for k, v in (overrides or {}).items() if k in config or not isinstance(v, dict)}
@@ -507,7 +517,7 @@ def _model_folder(args: EngineOptions) -> Path:
     )
 
 
-def _load_format(args: EngineOptions, folder: Path) -> str:
+def _weights_format(args: EngineOptions, folder: Path) -> str:
     """The format of the weights' files, which `auto` and its like leave open."""
     if args.load_format not in AUTOMATIC_FORMATS:
         return args.load_format
@@ -639,7 +649,7 @@ def _storage(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -
 
 def _rounded(args: EngineOptions, config: dict[str, Any], decoder: Decoder) -> dict[str, Any]:
     """The facts about a plain checkpoint that `quantization_config` rounds in part."""
-    rules = read_rounding_rules(rounding(args.quantization), args.quantization_config)
+    rules = read_rounding_rules(asked_rounding(args), args.quantization_config)
     if rules is None:
         return {}
     count, size = size_rounded(find_family(config, decoder.pooler), decoder, rules)

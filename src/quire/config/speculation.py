@@ -26,7 +26,7 @@ class DraftPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     folder: str
-    load_format: str
+    weights_format: str
     hf_config: dict[str, Any]
     is_target: bool
     quantization: str | None
@@ -58,24 +58,19 @@ class SuffixRules(msgspec.Struct, frozen=True):
 class SpeculationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Drafts of an engine: who makes them, and at most how many.
 
-    `num_tokens`: the most drafts of a request in a step. `by_batch`: (first, last, k), the most
-    drafts of each request in a step of first .. last requests; () where measured costs alone
-    decide. `is_adaptive`: fewer drafts are made where they do not pay. `draft`: the
-    weights that draft, None where the tokens are all that is needed. `custom_class`:
+    `num_tokens`: the most drafts of a request in a step, `max_drafts` those of all. `by_batch`:
+    (first, last, k), the most drafts of each request in a step of first .. last requests; () where
+    measured costs alone decide. `is_adaptive`: fewer drafts are made where they do not pay.
+    `draft`: the weights that draft, None where the tokens are all that is needed. `custom_class`:
     "module.Class" of that method.
     """
 
     method: Method
     num_tokens: int
-    max_num_seqs: int
+    max_drafts: int
     by_batch: tuple[tuple[int, int, int], ...] = ()
     is_adaptive: bool = True
     ngram: NgramRules = NgramRules()
     suffix: SuffixRules = SuffixRules()
     draft: DraftPlan | None = None
     custom_class: str | None = None
-
-    @property
-    def max_drafts(self) -> int:
-        """The most drafts of all requests in a step."""
-        return self.num_tokens * min(self.max_num_seqs, MAX_ROWS)

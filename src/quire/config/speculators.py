@@ -4,9 +4,7 @@ was made for, its verifier, is the model then, and the network drafts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from quire.config.args.engine_options import EngineOptions
@@ -20,13 +18,13 @@ def is_speculator(config: Mapping[str, Any]) -> bool:
     return config.get(_KEY) is not None
 
 
-def with_verifier(args: EngineOptions, config: Mapping[str, Any]) -> EngineOptions:
-    """The arguments for the verifier of the network that `args` name as the model, and whose
-    config.json this is. Keys of `speculative_config` count, but for method and model. Raises
-    LoadError for a config that does not name the verifier.
+def verifier_of(
+    model: str, config: Mapping[str, Any], args: EngineOptions
+) -> tuple[str, dict[str, Any]]:
+    """The verifier of the network that was given as the `model`, and whose config.json this is,
+    and `speculative_config` with the network. Keys that were given count, but for method and
+    model. Raises LoadError for a config that does not name the verifier.
     """
-    assert args.model is not None, "the embedded model is not a draft network"
-    model = os.fspath(args.model)
     verifier = _at(config, _KEY, "verifier", "name_or_path")
     if not isinstance(verifier, str) or not verifier:
         raise LoadError(
@@ -39,7 +37,7 @@ def with_verifier(args: EngineOptions, config: Mapping[str, Any]) -> EngineOptio
     # the revision that was given is the network's: it was named as the model
     if args.revision is not None:
         own["revision"] = args.revision
-    return replace(args, model=verifier, revision=None, speculative_config=given | own)
+    return verifier, given | own
 
 
 def proposed_tokens(config: Mapping[str, Any]) -> int | None:

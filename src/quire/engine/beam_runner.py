@@ -75,7 +75,7 @@ class BeamRunner:
 
     def _search(self, prompt: object, options: RequestOptions) -> BeamSearch:
         token_ids = self._inputs.generation.prompt_token_ids(parse_prompt(prompt), None)
-        room = self._inputs.limits.max_model_len - len(token_ids)
+        room = self._inputs.limits.max_len - len(token_ids)
         tokenizer = self._engine.tokenizer
         eos = None if tokenizer is None else tokenizer.eos_token_id
         most = min(room, self._params.max_tokens)

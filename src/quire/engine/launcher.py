@@ -158,9 +158,9 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     try:
         sockets = _sockets(address, folder, keys)
         addresses, handshake = sockets.addresses, None
-        if parallel.enable_expert_parallel:
+        if parallel.is_lock_step:
             elsewhere = address if missing else None
-            coordinator = DPCoordinator(folder, parallel.data_parallel_size, elsewhere, keys)
+            coordinator = DPCoordinator(folder, parallel.mesh.dp, elsewhere, keys)
             addresses = coordinator.addresses(addresses)
             if elsewhere is not None:
                 experts = listening_at(elsewhere)
@@ -181,7 +181,7 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
         plan,
         addresses,
         here,
-        data_parallel_size=parallel.data_parallel_size,
+        num_cores=parallel.mesh.dp,
         socket_folder=folder,
         first=first,
         server_key=None if keys is None else keys.public,
@@ -210,7 +210,7 @@ def _missing(plan: EnginePlan) -> list[int]:
     if parallel.data_parallel_mode != INTERNAL:
         return []
     here = parallel.data_parallel_ranks
-    return [i for i in range(parallel.data_parallel_size) if i not in here]
+    return [i for i in range(parallel.mesh.dp) if i not in here]
 
 
 def _keys(*, is_shared: bool) -> ClusterKeys:

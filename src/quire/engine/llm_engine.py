@@ -105,7 +105,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
         """
         front_end = None
         is_elsewhere = engine_args.data_parallel_backend == "ray"
-        if enable_multiprocessing or engine_args.data_parallel_size > 1 or is_elsewhere:
+        if enable_multiprocessing or engine_args.is_copied or is_elsewhere:
             front_end = _launched_front_end(engine_args, stat_loggers)
         return cls(
             None if front_end else engine_args.create_engine_config(),
@@ -247,7 +247,7 @@ def _front_end_of_one(
     plan: EnginePlan, stat_loggers: Sequence[StatLoggerFactory] | None, is_log_aggregated: bool
 ) -> FrontEnd[EngineCoreClient]:
     """Build a front end with the core in this process, unless the plan has several cores."""
-    if plan.parallel.data_parallel_size > 1:
+    if plan.parallel.mesh.dp > 1:
         return _launched_front_end(plan, stat_loggers, is_log_aggregated)
     prepare(preparation(plan.model, plan.parallel))
     with without_collections():  # imports go on while the engine is built

@@ -108,7 +108,7 @@ def build_network_drafter(
         reads=reads,
         sampler=sampler,
         device=platform.device,
-        max_len=min(draft.max_model_len or config.model.max_model_len, config.model.max_model_len),
+        max_len=min(draft.max_model_len or config.max_len, config.max_len),
         window=min((m.window for m in spec.memories if m is not None and m.window), default=None),
         token_ids=read_token_ids(
             network, Path(draft.folder), _format(config, draft), platform.device.torch
@@ -133,7 +133,7 @@ def build_heads_drafter(
         load_medusa,
         *(Path(draft.folder), spec, target, platform.ops),
         load_format=_format(config, draft),
-        dtype=config.dtype,
+        dtype=config.torch_dtype,
         device=platform.device.torch,
     )
     heads = load()
@@ -150,14 +150,14 @@ def _facts(
         "config": draft.hf_config,
         "load_format": _format(config, draft),
         "first_layer": len(target.spec.memories),
-        "max_model_len": config.model.max_model_len,
-        "dtype": config.dtype,
+        "max_model_len": config.max_len,
+        "dtype": config.torch_dtype,
         "kv_dtype": config.kv_dtype,
         "device": platform.device.torch,
         "recipe": recipe_of(
             draft.quantization, config.model.rounding_rules if draft.is_target else None
         ),
-        "seed": config.model.seed,
+        "seed": config.weights_seed,
     }
 
 
@@ -209,14 +209,14 @@ def _make_pass(
     """A way to run the network on states of `width` numbers (0: it reads none). A first pass may
     have a token more of each row than the target's step.
     """
-    capacity = config.steps.max_num_batched_tokens + config.steps.max_num_seqs
+    capacity = config.step_size + config.num_rows
     if isinstance(model, LaterPass):
-        capacity = config.steps.max_num_seqs
+        capacity = config.num_rows
     sizes = platform.sizes if draft.use_graphs else ()
     size = max([capacity, *sizes])
     states = None
     if width:
-        states = torch.zeros((size, width), dtype=config.dtype, device=platform.device.torch)
+        states = torch.zeros((size, width), dtype=config.torch_dtype, device=platform.device.torch)
     batches = BatchBuilder(
         rows=lengths,
         ops=platform.ops,
@@ -235,4 +235,4 @@ def _make_pass(
 
 
 def _format(config: WorkerConfig, draft: DraftPlan) -> LoadFormat:
-    return cast(LoadFormat, "dummy" if config.load_format == "dummy" else draft.load_format)
+    return cast(LoadFormat, "dummy" if config.model.has_drawn_weights else draft.weights_format)

@@ -27,7 +27,7 @@ def read_draft_network(config: WorkerConfig) -> DraftNetwork | None:
         return None
     from quire.executor.draft_network import open_draft
 
-    is_own = config.model_impl != "transformers"
+    is_own = not config.model.is_foreign
     return open_draft(
         config, plan.method, plan.draft, read_spec(config.model.hf_config) if is_own else None
     )
@@ -45,7 +45,7 @@ def build_drafting(
     assert plan is not None, "nothing is drafted"
     pace: Pace = FixedPace(plan.num_tokens, plan.by_batch)
     if plan.is_adaptive:
-        pace = MeasuredPace(plan.num_tokens, config.steps.max_num_seqs, plan.max_drafts)
+        pace = MeasuredPace(plan.num_tokens, config.num_rows, plan.max_drafts)
     if plan.draft is None:
         from quire.runner.drafting.from_tokens import open_guessers
         from quire.runner.drafting.guesser import GuessingDrafter

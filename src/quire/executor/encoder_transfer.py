@@ -53,7 +53,7 @@ def connected(
     connector = make_connector(model.encoder_transfer)
     decoder = read_spec(model.hf_config, model.pooler)
     width = decoder.dim * (1 + len(vision.spec.deepstack))
-    like = torch.empty(width, dtype=config.dtype, device=platform.device.torch)
+    like = torch.empty(width, dtype=config.torch_dtype, device=platform.device.torch)
     return ConnectedEncoder(encoder, connector, lambda: vision.files_name, like)
 
 
@@ -72,13 +72,8 @@ def name_of_files(model: ModelPlan) -> str:
     """A name of a model's weights by what its files hold: their sizes, and parts of them. The same
     for copies on other machines.
     """
-    about = {
-        "config": model.hf_config,
-        "dtype": model.dtype,
-        "format": model.load_format,
-        "seed": model.seed if model.load_format == "dummy" else 0,
-    }
-    content = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
+    about = json.dumps(model.files_key(), sort_keys=True, default=str)
+    content = hashlib.sha256(about.encode())
     folder = Path(model.model_folder)
     for file in sorted({file for pattern in _PATTERNS for file in folder.glob(pattern)}):
         size = file.stat().st_size

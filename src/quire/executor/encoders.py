@@ -56,7 +56,7 @@ def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel
 
             load = naming_files(load, config.model)
         vision = load()
-        encoders[IMAGE] = PictureEncoder(vision, config.model.max_model_len)
+        encoders[IMAGE] = PictureEncoder(vision, config.max_len)
         if keeps_outputs:
             encoders[IMAGE] = connected(config, platform, encoders[IMAGE], vision)
         if config.memory.kv_tier is not None:
@@ -79,18 +79,18 @@ def _tiered(
     decoder = read_spec(config.model.hf_config, config.model.pooler)
     width = spec.width if spec.pool is not None else decoder.dim * (1 + len(spec.deepstack))
     return TieredEncoder(
-        encoder, torch.empty(width, dtype=config.dtype, device=platform.device.torch)
+        encoder, torch.empty(width, dtype=config.torch_dtype, device=platform.device.torch)
     )
 
 
 def _given(config: WorkerConfig, platform: Platform, num_deep: int) -> GivenEmbeddings:
     """The encoder of prompts that are embeddings."""
     model = config.model
-    like = torch.empty(0, dtype=config.dtype, device=platform.device.torch)
+    like = torch.empty(0, dtype=config.torch_dtype, device=platform.device.torch)
     scale, decoder = 1.0, read_spec(model.hf_config, model.pooler)
     if find_family(model.hf_config, model.pooler).scales_given:
         # rounded as that of the model's own table (models/assembly.py)
-        scale = torch.tensor(decoder.embed_scale, dtype=config.dtype).item()
+        scale = torch.tensor(decoder.embed_scale, dtype=config.torch_dtype).item()
     width = decoder.table_width
     return GivenEmbeddings(ROWS_OF_EMBEDS, like, scale=scale, num_deep=num_deep, width=width)
 
@@ -112,10 +112,10 @@ def _vision_loader(config: WorkerConfig, platform: Platform) -> Callable[[], Vis
     return partial(
         load_encoder,
         *(Path(model.model_folder), found, decoder, platform.ops),
-        dtype=config.dtype,
+        dtype=config.torch_dtype,
         device=platform.device.torch,
-        load_format=config.load_format,
-        seed=model.seed,
+        load_format=config.weights_format,
+        seed=config.weights_seed,
         storage=read_storage(model.hf_config),
     )
 
@@ -138,6 +138,6 @@ def _media_facts(
     if not encoders:
         return MediaFacts()
     largest = max(encoder.max_rows for encoder in encoders.values())
-    num_rows = max(config.steps.max_num_batched_tokens, largest)
+    num_rows = max(config.step_size, largest)
     rope = rope_of_axes(model.spec) if isinstance(model.spec, Decoder) else None
     return MediaFacts(tuple(encoders), num_rows, 1 if rope is None else max(rope.axes) + 1)

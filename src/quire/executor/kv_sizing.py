@@ -54,8 +54,8 @@ def size_kv_cache(
 
 def blocks_for(config: WorkerConfig, pool: KVPool, memory: MeasuredMemory, block_bytes: int) -> int:
     """The number of blocks. Raises LoadError when one request of full length would not fit."""
-    length = config.model.max_model_len
-    most = pool.enough(config.steps.max_num_seqs, length, config.steps.max_num_batched_tokens)
+    length = config.max_len
+    most = pool.enough(config.num_rows, length, config.step_size)
     num_blocks = memory.num_blocks(block_bytes, most)
     fits = pool.longest(num_blocks, length, is_chunked=config.steps.enable_chunked_prefill)
     if fits < length:

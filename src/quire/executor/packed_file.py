@@ -45,13 +45,7 @@ def packed_file(model: ModelPlan, parallel: ParallelPlan) -> Path | None:
         return None
     key = {
         "files": files,
-        "config": model.hf_config,
-        "load_format": model.load_format,
-        "dtype": model.dtype,
-        "quantization": model.quantization,
-        "rounding_rules": repr(model.rounding_rules),
-        "generates": model.generates,
-        "pooler": repr(model.pooler),
+        **model.weights_key(),
         "layout": environment.cpu_isa or native.best_level(),
         "code": _code_version(),
     }
@@ -77,8 +71,8 @@ def preparation(model: ModelPlan, parallel: ParallelPlan) -> Preparation:
 def _packing(model: ModelPlan, parallel: ParallelPlan) -> PackingPlan | None:
     """The weights that are packed as they are stored."""
     native, _ = find_native()
-    folder, rounds = Path(model.model_folder), model.quantization or model.rounding_rules
-    if native is None or rounds is not None or model.load_format != "safetensors":
+    folder = Path(model.model_folder)
+    if native is None or model.is_rounded or not model.is_safetensors:
         return None
     if model.hf_config.get("quantization_config") is not None:
         return None
@@ -95,12 +89,11 @@ def _packing(model: ModelPlan, parallel: ParallelPlan) -> PackingPlan | None:
 def _is_packed_whole(model: ModelPlan, parallel: ParallelPlan) -> bool:
     """Whether one worker packs all weights of checkpoint files into memory, on a CPU."""
     return (
-        parallel.device == "cpu"
-        and model.model_impl != "transformers"
-        and model.load_format != "dummy"
+        not parallel.has_gpu
+        and not model.is_foreign
+        and not model.has_drawn_weights
         and model.weights_folder is None
-        and not parallel.enable_expert_parallel
-        and parallel.has_one_worker
+        and parallel.has_whole_models
     )
 
 

@@ -76,7 +76,7 @@ def open_platform(config: WorkerConfig) -> Platform:
 
 def open_own_platform(config: WorkerConfig) -> Platform:
     """Open the named device as Quire does without plugins; a plugin may change what it returns."""
-    return _open_cuda(config) if config.parallel.device == "cuda" else _open_cpu(config)
+    return _open_cuda(config) if config.parallel.has_gpu else _open_cpu(config)
 
 
 def active_platform_plugin() -> tuple[str, str] | None:
@@ -128,7 +128,7 @@ def _open_cpu(config: WorkerConfig) -> Platform:
     ops = _select(config, runtime)
     if runtime is None:
         return Platform(CpuDevice(), ops, lambda model, *_: EagerForward(model))
-    codec, writer = CpuWeightCodec(runtime, config.dtype), CpuWeightWriter(runtime)
+    codec, writer = CpuWeightCodec(runtime, config.torch_dtype), CpuWeightWriter(runtime)
     if not config.parallel.use_graphs:
         return Platform(
             CpuDevice(), ops, lambda model, *_: EagerForward(model), codec=codec, writer=writer
@@ -147,10 +147,10 @@ def _open_cpu(config: WorkerConfig) -> Platform:
 
 def _open_cuda(config: WorkerConfig) -> Platform:
     driver = CudaDriver()
-    arena_bytes = _ARENA_BYTES + _TOKEN_BYTES * config.steps.max_num_batched_tokens
+    arena_bytes = _ARENA_BYTES + _TOKEN_BYTES * config.step_size
     device = StreamDevice(driver, arena_bytes=arena_bytes)
     ops = _select(config, device)
-    sizes = decode_sizes(config.steps.max_num_seqs) if config.parallel.use_graphs else []
+    sizes = decode_sizes(config.num_rows) if config.parallel.use_graphs else []
 
     def make_forward(model: RunnableModel, batches: BatchBuilder, num_rows: int) -> Forward:
         if not sizes:
@@ -162,8 +162,8 @@ def _open_cuda(config: WorkerConfig) -> Platform:
 
 def _select(config: WorkerConfig, runtime: object | None) -> Ops:
     ops = select(
-        device=config.parallel.device,
-        dtype=config.dtype,
+        device=config.device_type,
+        dtype=config.torch_dtype,
         runtime=runtime,
         deterministic=config.parallel.is_deterministic,
     )

@@ -141,14 +141,14 @@ def _check(config: WorkerConfig) -> None:
     """Raise NotBuiltYet for parts of an engine that need all layers in one place."""
     speculation = config.speculation
     for option, value, hint in (
-        ("enable_return_routed_experts", config.sampling.enable_return_routed_experts, ""),
+        ("enable_return_routed_experts", config.reports_experts, ""),
         ("speculative_config", config.sampling.hidden_states is not None, ""),
         (
             "speculative_config",
             speculation is not None and speculation.draft is not None,
             "Use ngram or suffix, which need no network.",
         ),
-        ("model_impl", config.model_impl == "transformers", "Use a model that Quire runs itself."),
+        ("model_impl", config.model.is_foreign, "Use a model that Quire runs itself."),
     ):
         if value:
             raise NotBuiltYet(option, True, f"The model is cut into stages. {hint}".rstrip())

@@ -22,12 +22,10 @@ from quire.models.drafting.network import DraftNetwork
 from quire.models.formats import read_storage
 from quire.models.loading.options import AdapterRoom, ModelOptions
 from quire.models.loading.packed_weights import PackedWeights
-from quire.models.loading.rounding.recipes import recipe_of
 from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import check_weights, load_model, save_sharded_state
 from quire.models.spec import Decoder, PipelineStage
 from quire.ops import Ops
-from quire.quantization import Recipe
 from quire.runner.model import RunnableModel
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ def make_loader(
     """Return the function that loads the weights, at the start and after sleep: of a `stage` those
     of its layers. `stored` has those that were packed before.
     """
-    if config.model_impl == "transformers":
+    if config.model.is_foreign:
         from quire.models.foreign.load import load_foreign_model  # few models are transformers'
 
         assert exchange is None and group is None, "one core, one worker"
@@ -59,10 +57,10 @@ def make_loader(
             Path(config.model.model_folder),
             config.model.hf_config,
             platform.ops,
-            dtype=config.dtype,
+            dtype=config.torch_dtype,
             device=platform.device,
-            load_format=config.load_format,
-            seed=config.model.seed,
+            load_format=config.weights_format,
+            seed=config.weights_seed,
         )
     given, named = _arguments(config, platform, exchange, group, room, network, stored, stage)
     return partial(load_model, *given, **named)
@@ -112,7 +110,7 @@ def make_transfer(
     from quire.executor.weight_transfer.backends import find_engine  # few engines have a trainer
 
     kind = find_engine(plan.backend)
-    size = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+    size = config.parallel.mesh.world_size
 
     def make() -> WeightTransferEngine:
         engine = kind(plan, config.plan, platform.device.torch, model)
@@ -145,23 +143,23 @@ def _arguments(
     """The arguments of `load_model`."""
     decoder = read_spec(config.model.hf_config, config.model.pooler)
     return (Path(config.model.model_folder), decoder, platform.ops), {
-        "dtype": config.dtype,
+        "dtype": config.torch_dtype,
         "kv_dtype": config.kv_dtype,
         "device": platform.device.torch,
-        "load_format": config.load_format,
+        "load_format": config.weights_format,
         "weights_folder": config.weights_folder,
-        "seed": config.model.seed,
-        "max_model_len": config.model.max_model_len,
+        "seed": config.weights_seed,
+        "max_model_len": config.max_len,
         "family": find_family(config.model.hf_config, config.model.pooler),
         "storage": read_storage(config.model.hf_config),
         "options": ModelOptions(
-            recipe=_recipe(config),
+            recipe=config.recipe,
             spread=exchange,
             group=group,
             stage=stage,
             first_layer=0 if stage is None else memory_places(decoder, stage).start,
             aux_layers=_aux_layers(config, network),
-            keeps_experts=config.sampling.enable_return_routed_experts,
+            keeps_experts=config.reports_experts,
             make_placement=_placement_maker(config, platform),
             adapter_room=room,
             stored=stored,
@@ -175,7 +173,7 @@ def make_checker(
     """Return the function that raises LoadError where the loader would, as far as it shows before
     weights are read. A model of transformers shows nothing.
     """
-    if config.model_impl == "transformers":
+    if config.model.is_foreign:
         return lambda: None
     return partial(
         check_weights,
@@ -210,13 +208,13 @@ def make_saver(
     """Return the function that writes the worker's part of the weights; None for a model of
     transformers, whose weights are not parts of a decoder.
     """
-    if config.model_impl == "transformers":
+    if config.model.is_foreign:
         return None
     return partial(
         save_sharded_state,
         Path(config.model.model_folder),
         read_spec(config.model.hf_config, config.model.pooler),
-        seed=config.model.seed,
+        seed=config.weights_seed,
         stage=stage,
         **_files(config, platform, group),
     )
@@ -228,10 +226,10 @@ def _files(config: WorkerConfig, platform: Platform, group: WorkerGroup | None) 
     """
     return {
         "device": platform.device.torch,
-        "load_format": config.load_format,
+        "load_format": config.weights_format,
         "family": find_family(config.model.hf_config, config.model.pooler),
         "storage": read_storage(config.model.hf_config),
-        "recipe": _recipe(config),
+        "recipe": config.recipe,
         "group": group,
     }
 
@@ -257,7 +255,3 @@ def _placement_maker(
         OffloadedWeights,
         *(platform.driver, offload.layers, offload.num_buffers, offload.weights),
     )
-
-
-def _recipe(config: WorkerConfig) -> Recipe:
-    return recipe_of(config.model.quantization, config.model.rounding_rules)

@@ -128,7 +128,7 @@ def build_worker(
         runner.register(SamplingParams, head)
     if config.model.pooler is not None:
         runner.register(PoolingParams, _pooling_head(runner))
-    if config.sampling.enable_return_routed_experts:
+    if config.reports_experts:
         assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
         runner.heads.watch(ExpertRecorder(model.spec, runner.rows, kv_cache, device))
     if config.sampling.hidden_states is not None and (group is None or group.rank == 0):
@@ -162,10 +162,10 @@ def build_worker(
         for encoder in encoders.by_modality.values():
             if isinstance(encoder, TieredEncoder):
                 encoder.bind(runner.transfers)
-    tp_size = config.parallel.tensor_parallel_size
+    mesh = config.parallel.mesh
     rank = 0 if group is None else group.rank
     if stage is not None:
-        rank += tp_size * stage.number
+        rank += mesh.tp * stage.number
     core = 0 if config.parallel.weight_transfer is None else config.parallel.weight_transfer.core
     worker = worker_class(config.parallel)(
         runner,
@@ -192,7 +192,7 @@ def build_worker(
             drafts=_draft_weights(config, platform, network, model, draft, samples=samples),
             snapshots=make_snapshots(config, rank),
         ),
-        place=(core, tp_size, tp_size * config.parallel.pipeline_parallel_size),
+        place=(core, mesh.tp, mesh.world_size),
     )
     if config.memory.kv_connector is not None:
         from quire.executor.kv_tier.connected_worker import open_connector  # few engines have one
@@ -227,7 +227,7 @@ def _draft_weights(
 def _origin(config: WorkerConfig, own_parts: Callable[[], RootParts]) -> list[str]:
     """The answer of `Worker.name_origin`."""
     # a shorter limit would end streams that go on here earlier
-    drawn = config.sampling, config.model.max_model_len
+    drawn = config.sampling, config.max_len
     return own_parts().origin(kept_digests(), repr(drawn))
 
 
@@ -275,8 +275,8 @@ def _runner(
     recorded if the platform records.
     """
     rows = Rows(
-        num_rows=config.steps.max_num_seqs,
-        max_len=config.model.max_model_len,
+        num_rows=config.num_rows,
+        max_len=config.max_len,
         block_sizes=[
             None if group.kind == "state" else group.block_size for group in kv_cache.pool.groups
         ],
@@ -285,13 +285,13 @@ def _runner(
     )
     types = None
     if isinstance(model.spec, Decoder) and model.spec.token_types:
-        types = TokenTypes(config.steps.max_num_seqs, model.spec.token_types)
+        types = TokenTypes(config.num_rows, model.spec.token_types)
         rows.parts.append(types)
     embeds, media, deep = None, None, []
     if encoders.by_modality:
         assert isinstance(model, DecoderModel), "media of Quire's own decoder"
-        size = config.steps.max_num_batched_tokens, model.spec.table_width
-        embeds = torch.zeros(size, dtype=config.dtype, device=platform.device.torch)
+        size = config.step_size, model.spec.table_width
+        embeds = torch.zeros(size, dtype=config.torch_dtype, device=platform.device.torch)
         deep = [torch.zeros_like(embeds) for _ in range(encoders.num_deep)]
         inputs = model.spec.layer_inputs
         media_id = None if inputs is None else inputs.media_id
@@ -304,7 +304,7 @@ def _runner(
         device=platform.device,
         pool=kv_cache.pool,
         kv=kv_cache.layers,
-        capacity=config.steps.max_num_batched_tokens,
+        capacity=config.step_size,
         sizes=platform.sizes,
         types=types,
         has_adapters=config.adapters is not None,
@@ -334,13 +334,13 @@ def _stage_input(config: WorkerConfig, platform: Platform, model: RunnableModel)
     spec = model.spec
     if not isinstance(spec, Decoder) or spec.embeds:
         return None
-    width = max([config.steps.max_num_batched_tokens, *platform.sizes])
-    return torch.zeros((width, spec.dim), dtype=config.dtype, device=platform.device.torch)
+    width = max([config.step_size, *platform.sizes])
+    return torch.zeros((width, spec.dim), dtype=config.torch_dtype, device=platform.device.torch)
 
 
 def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
     tokens, rows, length = (
-        config.steps.max_num_batched_tokens, config.steps.max_num_seqs, config.model.max_model_len
+        config.step_size, config.num_rows, config.max_len
     )  # fmt: skip
     if config.model.pooler is not None:
         tasks = config.model.pooler.tasks
@@ -361,7 +361,7 @@ def _kv_cache(
     return KVCache(
         ops=platform.ops,
         pool=plan_kv_pool(
-            memories_of(specs), config.memory.block_size, config.number_bytes, config.num_drafts
+            memories_of(specs), config.key_size, config.number_bytes, config.num_drafts
         ),
         num_blocks=PROBE_BLOCKS if config.memory.measures_memory else config.memory.num_blocks,
         dtype=config.kv_dtype,
@@ -384,7 +384,7 @@ def _token_head(
     rows, device = runner.rows, platform.device
     sampler = Sampler(
         ops=platform.ops,
-        num_rows=config.steps.max_num_seqs,
+        num_rows=config.num_rows,
         vocab_size=runner.model.spec.vocab,
         device=device,
         history=rows,

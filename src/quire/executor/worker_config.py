@@ -13,9 +13,10 @@ from quire.config.adapter_plan import AdapterPlan
 from quire.config.plan_parts import MemoryPlan, ModelPlan, ParallelPlan, SamplingPlan
 from quire.config.resolve.dtype import number_bytes
 from quire.config.speculation import SpeculationPlan
-from quire.models.foreign.implementation import ModelImpl
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.folder_files import LoadFormat
+from quire.models.loading.rounding.recipes import recipe_of
+from quire.quantization import Recipe
 from quire.runner.encoder_outputs import Encoder
 from quire.runner.model import RunnableModel
 from quire.runner.sampling import LogitsProcessor
@@ -51,7 +52,7 @@ class WorkerConfig:
     """The module of the program that they run."""
 
     @property
-    def dtype(self) -> torch.dtype:
+    def torch_dtype(self) -> torch.dtype:
         """The type of weights and activations."""
         found: torch.dtype = getattr(torch, self.model.dtype)
         return found
@@ -68,20 +69,55 @@ class WorkerConfig:
         return number_bytes(self.model.dtype, self.memory.kv_dtype)
 
     @property
+    def device_type(self) -> str:
+        """The kind of device that the model runs on."""
+        return self.parallel.device
+
+    @property
+    def reports_experts(self) -> bool:
+        """Whether outputs have the experts of their tokens."""
+        return self.sampling.enable_return_routed_experts
+
+    @property
     def weights_folder(self) -> Path | None:
         """Folder of mapped weights; None: they are in memory."""
         folder = self.model.weights_folder
         return None if folder is None else Path(folder)
 
     @property
-    def model_impl(self) -> ModelImpl:
-        """Whose code the model runs."""
-        return cast(ModelImpl, self.model.model_impl)
-
-    @property
-    def load_format(self) -> LoadFormat:
+    def weights_format(self) -> LoadFormat:
         """The format of the weights' files."""
         return cast(LoadFormat, self.model.load_format)
+
+    @property
+    def weights_seed(self) -> int:
+        """The seed of weights that are drawn."""
+        return self.model.seed
+
+    @property
+    def recipe(self) -> Recipe:
+        """The rule of what is rounded while weights are loaded."""
+        return recipe_of(self.model.quantization, self.model.rounding_rules)
+
+    @property
+    def max_len(self) -> int:
+        """The most tokens of a request."""
+        return self.model.max_model_len
+
+    @property
+    def key_size(self) -> int:
+        """The tokens of a key, and of the blocks of groups that have no size of their own."""
+        return self.memory.block_size
+
+    @property
+    def num_rows(self) -> int:
+        """The most requests in a step."""
+        return self.steps.max_num_seqs
+
+    @property
+    def step_size(self) -> int:
+        """The most tokens in a step."""
+        return self.steps.max_num_batched_tokens
 
     @property
     def num_drafts(self) -> int:
@@ -92,7 +128,7 @@ class WorkerConfig:
     def max_sampled(self) -> int:
         """The most tokens that a step draws, drafts verified included."""
         drafts = 0 if self.speculation is None else self.speculation.max_drafts
-        return self.steps.max_num_seqs + drafts
+        return self.num_rows + drafts
 
 
 @dataclass(frozen=True, slots=True)

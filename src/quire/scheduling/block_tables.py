@@ -31,14 +31,14 @@ _TO_LOAD = -1
 class BlockTables:
     """The block tables of all requests over one shared pool, one table per KV group.
 
-    Entries that are no longer read are the null block. Keys are made for every `block_size` tokens;
+    Entries that are no longer read are the null block. Keys are made for every `key_size` tokens;
     a group with larger blocks uses every n-th of them.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.block_size = config.block_size
+        self.key_size = config.key_size
         self.groups: list[BlockGroup] = [
-            block_group(spec, config.block_size, config.num_drafts) for spec in config.groups
+            block_group(spec, config.key_size, config.num_drafts) for spec in config.groups
         ]
         states = {g: each for g, each in enumerate(self.groups) if isinstance(each, StateGroup)}
         self.pool = BlockPool(config.num_blocks, evicted_first=states)
@@ -47,12 +47,12 @@ class BlockTables:
         is_reusable = not any(isinstance(group, EmptyGroup) for group in self.groups)
         self.keeps_blocks = not all(isinstance(group, EmptyGroup) for group in self.groups)
         """Whether requests take blocks."""
-        self.enable_prefix_caching = config.enable_prefix_caching and is_reusable
+        self.shares_blocks = config.shares_blocks and is_reusable
         sources = {g: each for g, each in enumerate(self.groups) if isinstance(each, SourceGroup)}
         self.sources: SourceBlocks | None = None
         """The blocks of the groups of cross-attention, if the model has any."""
         if sources:
-            are_shared = self.enable_prefix_caching
+            are_shared = self.shares_blocks
             self.sources = SourceBlocks(self.pool, sources, are_shared=are_shared)
         self._token_groups = [
             g for g, spec in enumerate(config.groups) if spec.kind in ("full", "sliding")
@@ -72,7 +72,7 @@ class BlockTables:
         return StateBlocks(
             self.pool,
             states,
-            key_size=config.block_size,
+            key_size=config.key_size,
             border=math.lcm(*(group.block_size for group in self.groups)),
             interval=config.snapshot_interval,
             most=config.num_snapshot_blocks,
@@ -86,8 +86,8 @@ class BlockTables:
 
     def compute_keys(self, request: Request) -> None:
         """Compute the keys of the request's full blocks, so that this cannot fail in a step."""
-        if self.enable_prefix_caching:
-            self._extend_keys(request, request.num_tokens // self.block_size)
+        if self.shares_blocks:
+            self._extend_keys(request, request.num_tokens // self.key_size)
 
     def _extend_keys(self, request: Request, num_blocks: int) -> None:
         """Compute the request's keys up to `num_blocks` blocks, each once in its life (the tokens
@@ -95,8 +95,8 @@ class BlockTables:
         """
         keys = request.keys
         while len(keys) < num_blocks:
-            start = len(keys) * self.block_size
-            end = start + self.block_size
+            start = len(keys) * self.key_size
+            end = start + self.key_size
             parent = keys[-1] if keys else self._root_key(request)
             embedded = request.embedded_in(start, end) if request.embedded else b""
             keys.append(next_key(parent, request.token_ids(start, end), embedded))
@@ -115,21 +115,21 @@ class BlockTables:
         request.num_hit_tokens = request.num_unloaded_tokens = 0
         if self.sources is not None:
             self.sources.find(request, self._root_key(request))
-        if self.enable_prefix_caching and not request.params.skip_reading_prefix_cache:
+        if self.shares_blocks and not request.params.skip_reading_prefix_cache:
             self.compute_keys(request)
             request.num_hit_tokens = self._longest_hit(request, self._finder)
         return request.num_hit_tokens
 
     def _longest_hit(self, request: Request, finder: Callable[[Request, int], Find]) -> int:
         """Return the longest hit of all groups: each can only shorten it, so this terminates."""
-        length = (request.num_tokens - 1) // self.block_size * self.block_size
+        length = (request.num_tokens - 1) // self.key_size * self.key_size
         while True:
             before = length
             for index, group in enumerate(self.groups):
                 size = group.block_size
                 length = group.longest_hit(finder(request, index), length // size) * size
             if request.media:
-                length = request.end_of_chunk(0, length) // self.block_size * self.block_size
+                length = request.end_of_chunk(0, length) // self.key_size * self.key_size
             if length == before:
                 return length
 
@@ -143,7 +143,7 @@ class BlockTables:
         beside `outstanding` ones. Of recurrent state the snapshot at the end of the hit is loaded,
         which becomes a cached one like others.
         """
-        if not self.enable_prefix_caching:
+        if not self.shares_blocks:
             return []
         if request.params.skip_reading_prefix_cache:
             return []
@@ -186,9 +186,7 @@ class BlockTables:
                     loaded.append((table[index], self._key(request, number, index)))
         request.block_ids = tuple(tables)
         request.num_published_tokens = request.num_hit_tokens
-        for key in request.keys[
-            request.num_hit_tokens // self.block_size : length // self.block_size
-        ]:
+        for key in request.keys[request.num_hit_tokens // self.key_size : length // self.key_size]:
             self._writing.setdefault(key, request)
         request.num_hit_tokens = length
         return loaded
@@ -209,12 +207,12 @@ class BlockTables:
         """
         if self.sources is not None and self.sources.is_being_written(request):
             return True
-        if not self.enable_prefix_caching or request.params.skip_reading_prefix_cache:
+        if not self.shares_blocks or request.params.skip_reading_prefix_cache:
             return False
         if self.states is not None:
             return self.states.is_being_written(request, request.num_hit_tokens)
-        index = request.num_hit_tokens // self.block_size
-        usable = (request.num_tokens - 1) // self.block_size
+        index = request.num_hit_tokens // self.key_size
+        usable = (request.num_tokens - 1) // self.key_size
         return index < usable and request.keys[index] in self._writing
 
     def admission_cost(self, request: Request) -> int:
@@ -266,12 +264,12 @@ class BlockTables:
         request.num_published_tokens = cached
         request.capacity = self._capacity(request)
         if self.states is not None:
-            makes_snapshots = self.enable_prefix_caching and not request.is_whole
+            makes_snapshots = self.shares_blocks and not request.is_whole
             self.states.start(request, hit, makes_snapshots=makes_snapshots)
         if self.sources is not None:
             self.sources.allocate(request)
-        if self.enable_prefix_caching:
-            for key in request.keys[cached // self.block_size :]:
+        if self.shares_blocks:
+            for key in request.keys[cached // self.key_size :]:
                 self._writing.setdefault(key, request)
 
     # Growth
@@ -289,7 +287,7 @@ class BlockTables:
         if request.snapshot_ends:
             end = next((end for end in request.snapshot_ends if end > computed), computed + want)
             want = min(want, end - computed)
-        most_missing = len(self.groups) * (want // self.block_size + 1)
+        most_missing = len(self.groups) * (want // self.key_size + 1)
         if most_missing > self.pool.num_free:
             want = self._fitting(request, want)
             if want < least:
@@ -362,12 +360,12 @@ class BlockTables:
         """Make the full blocks of the first `num_tokens` tokens, whose K/V is written, findable."""
         if self.sources is not None and num_tokens > request.num_hit_tokens:
             self.sources.confirm(request)
-        if not self.enable_prefix_caching:
+        if not self.shares_blocks:
             return
         if self.states is not None:
             self.states.publish(request, num_tokens)
-        first = request.num_published_tokens // self.block_size
-        end = num_tokens // self.block_size
+        first = request.num_published_tokens // self.key_size
+        end = num_tokens // self.key_size
         if end <= first:
             return
         self._extend_keys(request, end)
@@ -376,7 +374,7 @@ class BlockTables:
         for key in request.keys[first:end]:
             if self._writing.get(key) is request:
                 del self._writing[key]
-        request.num_published_tokens = end * self.block_size
+        request.num_published_tokens = end * self.key_size
 
     def _publish_table(self, request: Request, number: int, num_tokens: int) -> None:
         size, table = self.groups[number].block_size, request.block_ids[number]
@@ -406,7 +404,7 @@ class BlockTables:
     def _write_no_more(self, request: Request) -> None:
         if self.sources is not None:
             self.sources.write_no_more(request)
-        for key in request.keys[request.num_published_tokens // self.block_size :]:
+        for key in request.keys[request.num_published_tokens // self.key_size :]:
             if self._writing.get(key) is request:
                 del self._writing[key]
 
@@ -430,7 +428,7 @@ class BlockTables:
 
     def _key(self, request: Request, group: int, index: int) -> tuple[bytes, int]:
         """The key of the group's block at a table index."""
-        stride = self.groups[group].block_size // self.block_size
+        stride = self.groups[group].block_size // self.key_size
         return request.keys[(index + 1) * stride - 1], group
 
     def _finder(self, request: Request, group: int) -> Find:

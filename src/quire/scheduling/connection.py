@@ -117,7 +117,7 @@ class ConnectedRequests:
         if not is_beside:
             request.num_hit_tokens, request.num_unloaded_tokens = local + count, count
             return True
-        size = self._memory.block_size
+        size = self._memory.key_size
         # only whole blocks are loaded beside steps: they have keys under which a preempted request
         # finds them
         offered = set(request.keys[: (local + count) // size])

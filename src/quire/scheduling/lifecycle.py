@@ -117,7 +117,7 @@ class Lifecycle:
         connection: Connection | None = None,
     ) -> None:
         """resources: those in addition to tokens, rows, blocks and slots of adapters."""
-        self.max_model_len = config.max_model_len
+        self.max_len = config.max_len
         self.policy = POLICIES[config.steps.scheduling_policy]
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(self.policy)
@@ -245,7 +245,7 @@ class Lifecycle:
         if not request.pending_input:
             return None
         given = request.pending_input.pop(0)
-        finished = streaming_input.end_of_input(request, given, self.max_model_len)
+        finished = streaming_input.end_of_input(request, given, self.max_len)
         if finished is not None:
             self.end(request)
             return finished
@@ -254,7 +254,7 @@ class Lifecycle:
             self.rows.stops.remove(request)
         # the stop conditions are counted by row and may differ from now on, hence they are taken
         # out and put back
-        streaming_input.resume(request, given, self.max_model_len)
+        streaming_input.resume(request, given, self.max_len)
         if has_row:
             self.rows.stops.add(request)
             self.rows.rebuild(request)

@@ -98,7 +98,7 @@ class TokenBudget:
     """
 
     def __init__(self, config: SchedulerConfig, lane: DecodeLane, requests: Sized) -> None:
-        self._limit = config.steps.max_num_batched_tokens
+        self.limit = config.steps.max_num_batched_tokens
         self._cap = (
             config.steps.long_prefill_token_threshold if config.steps.enable_chunked_prefill else 0
         )
@@ -111,7 +111,7 @@ class TokenBudget:
         """The bound on this step's prompts; None: nothing waits for the step."""
         self._used = 0.0
         """The part of the allowance that is used."""
-        self._max_drafts = self._limit if config.max_drafts is None else config.max_drafts
+        self._max_drafts = self.limit if config.max_drafts is None else config.max_drafts
         self._num_drafts = 0
 
     def begin(self, allowance: PromptAllowance | None = None) -> None:
@@ -129,7 +129,7 @@ class TokenBudget:
     @property
     def left(self) -> int:
         """The tokens that are still free."""
-        return max(0, self._limit - len(self._lane.members) - self._num_taken)
+        return max(0, self.limit - len(self._lane.members) - self._num_taken)
 
     @property
     def is_exhausted(self) -> bool:
@@ -222,6 +222,7 @@ class RunningRows:
         self.constrained: dict[int, Request] = {}
         """The requests with a grammar, by row."""
         self.stops = StopWatch()
+        self.count = num_rows
         self._free = list(range(num_rows))
         self._removed: list[int] = []
         self._added: dict[int, tuple[Request, int]] = {}

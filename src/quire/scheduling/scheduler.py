@@ -87,9 +87,9 @@ class Scheduler:
         lengths first). Everything else that a request's contents can raise is raised here as well.
         """
         config = self.config
-        if request.num_tokens < 1 or request.num_tokens >= config.max_model_len + 1:
+        if request.num_tokens < 1 or request.num_tokens >= config.max_len + 1:
             raise RequestError(f"a request of {request.num_tokens} tokens cannot be scheduled")
-        request.limit_length(config.max_model_len)
+        request.limit_length(config.max_len)
         request.is_indivisible |= self._sees_own_step
         request.is_whole = request.is_indivisible or not config.steps.enable_chunked_prefill
         if request.is_indivisible:
@@ -178,7 +178,7 @@ class Scheduler:
         return bool(self.in_flight or self.waiting or self.lane.members or self.chunked)
 
     def _check_indivisible(self, request: Request) -> None:
-        most = self.config.steps.max_num_batched_tokens
+        most = self._life.tokens.limit
         if request.resumable:
             raise RequestError("a request whose prompt cannot be split takes no further input")
         if request.max_total_tokens > most:
@@ -188,7 +188,7 @@ class Scheduler:
             )
 
     def _check_media(self, request: Request) -> None:
-        most = self.config.steps.max_num_batched_tokens
+        most = self._life.tokens.limit
         for item in request.media:
             start, stop = item.whole or (0, 0)
             if stop - start > most:

@@ -17,7 +17,7 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
     - `source`: those of the request's second content, whatever the number of its tokens;
     - `none`: nothing (attention over the step's own tokens).
 
-    `block_size`: tokens in a block of this group, a multiple of the scheduler's (None: the same).
+    `block_size`: tokens in a block of this group, a multiple of those of a key (None: the same).
     Raises ValueError for a window that does not fit the kind.
     """
 
@@ -43,12 +43,18 @@ class StepsPlan(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
     max_steps_in_flight: int = 1
 
+    @property
+    def crowd(self) -> int:
+        """Requests of one caller that keep steps full: while some run, the next ones wait."""
+        return 2 * self.max_num_seqs
+
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of `steps`, and the memory, adapters and drafts that they share. Counts are in
-    tokens unless stated otherwise. `groups` are the KV groups of the model; `num_drafts` is the
-    most drafts that a request verifies in a step, `max_drafts` the most of all requests (None:
-    any); `reports_drafts` puts what became of each one's into the outputs. Snapshots of recurrent
+    """Bounds of `steps`, and the memory, adapters and drafts that they share. Counts are in tokens
+    unless stated otherwise. `groups` are the KV groups of the model; `num_drafts` is the most
+    drafts that a request verifies in a step, `max_drafts` the most of all requests (None: any);
+    `reports_drafts` puts what became of each one's into the outputs. A key names `key_size` tokens;
+    requests that begin alike have the same blocks where it `shares_blocks`. Snapshots of recurrent
     states are made of prompts about every `snapshot_interval` tokens and at their last block
     border; all of them together have at most `num_snapshot_blocks` blocks (None: any). A request
     whose LoRA adapter has none of the slots is passed over at most `max_adapter_passes` times
@@ -58,11 +64,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     steps: StepsPlan
-    max_model_len: int
-    block_size: int
+    max_len: int
+    key_size: int
     num_blocks: int
     groups: tuple[KVGroupSpec, ...] = (KVGroupSpec(),)
-    enable_prefix_caching: bool = True
+    shares_blocks: bool = True
     num_drafts: int = 0
     max_drafts: int | None = None
     reports_drafts: bool = False

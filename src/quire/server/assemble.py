@@ -32,8 +32,6 @@ from quire.server.settings import ChatSettings, PoolingSettings, ReplySettings
 from quire.text.tokenizer import Tokenizer
 
 _NO_VOCABULARY = 2**18
-_BATCHES_AT_ONCE = 2
-"""Number of full batches of one request that are in the engine at a time."""
 _DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
 """The fields of a plan that answers depend on."""
 
@@ -60,30 +58,32 @@ def build_server(
 ) -> Server:
     """Builds the context of every handler. `keys` are the API keys that are accepted."""
     siblings = siblings or Siblings()
+    inputs, model = engine.front_end.inputs, engine.model_config.model
+    max_len = inputs.limits.max_len
     kept = (args.num_stored_responses, args.max_stored_bytes)
-    parser_plan = _parser_plan(tokenizer, plan, args)
+    parser_plan = _parser_plan(tokenizer, engine.front_end.chat_template, args)
     if not plan.sampling.reasoning_marks:
-        engine.front_end.inputs.generation.reasoning_marks = _reasoning_marks(parser_plan)
+        inputs.generation.reasoning_marks = _reasoning_marks(parser_plan)
     if name := plan.sampling.structured_outputs.reasoning_parser:
-        engine.front_end.inputs.generation.form_places = FormsAfterReasoning(name)
+        inputs.generation.form_places = FormsAfterReasoning(name)
     return Server(
         engine=engine,
         tokenizer=tokenizer,
         names=plan.model.served_model_names,
-        root=plan.model.model,
+        root=model,
         limits=Limits(
-            max_model_len=plan.model.max_model_len,
+            max_model_len=max_len,
             body_bytes=args.max_body_bytes,
             body_timeout_s=args.body_timeout_s,
             completions=args.max_completions,
             stop_strings=args.max_stop_strings,
             token_ids=_NO_VOCABULARY if tokenizer is None else tokenizer.vocab_size,
             reader_timeout_s=args.reader_timeout_s,
-            extra_args=None if plan.sampling.logits_processors else EXTRA_ARGS,
+            extra_args=None if inputs.generation.custom else EXTRA_ARGS,
         ),
         sampling_defaults=plan.sampling.sampling_defaults,
         chat=ChatSettings(
-            template=plan.model.chat_template,
+            template=engine.front_end.chat_template,
             content_format=args.chat_template_content_format,
             trusts_requests=args.trust_request_chat_template,
             trusts_media_options=args.trust_request_mm_kwargs,
@@ -92,7 +92,7 @@ def build_server(
             hides_tools=args.exclude_tools_when_tool_choice_none,
             parser_plan=parser_plan,
         ),
-        pooling=_pooling_settings(plan, cuts=args.truncate_long_inputs),
+        pooling=_pooling_settings(plan, max_len, cuts=args.truncate_long_inputs),
         replies=ReplySettings(
             tokens_as_ids=args.return_tokens_as_token_ids,
             forces_usage=args.enable_force_include_usage,
@@ -108,7 +108,7 @@ def build_server(
         conversations=OwnedStore(*kept),
         in_flight=InFlightRequests(siblings.neighbours),
         abort_elsewhere=siblings.abort_elsewhere,
-        texts=None if tokenizer is None else LongTexts(tokenizer, plan.model.max_model_len),
+        texts=None if tokenizer is None else LongTexts(tokenizer, max_len),
         adapters=_served_adapters(engine, plan),
         io_processor=make_io_processor(plan),
     )
@@ -118,7 +118,7 @@ def _served_adapters(engine: AsyncLLM, plan: EnginePlan) -> ServedAdapters:
     """The adapters by name: none yet."""
     environment = read_environment()
     # the last one is what resolvers are asked about
-    models = (*plan.model.served_model_names, plan.model.model)
+    models = (*plan.model.served_model_names, engine.model_config.model)
     resolvers: dict[str, LoRAResolver] = {}
     if environment.adapter_folder is not None:
         title = f"folder {environment.adapter_folder}"
@@ -141,26 +141,28 @@ async def load_modules(adapters: ServedAdapters, args: ServerArgs) -> None:
         await adapters.add(asked)
 
 
-def _pooling_settings(plan: EnginePlan, *, cuts: bool) -> PoolingSettings:
+def _pooling_settings(plan: EnginePlan, max_len: int, *, cuts: bool) -> PoolingSettings:
     """Settings of a model that pools."""
     config = plan.model.pooler_config or PoolerConfig()
     longest = config.max_embed_len
     if not config.enable_chunked_processing:
-        longest = min(longest or plan.model.max_model_len, plan.model.max_model_len)
+        longest = min(longest or max_len, max_len)
     return PoolingSettings(
         prompts=plan.model.prompts,
-        window=_BATCHES_AT_ONCE * plan.steps.max_num_seqs,
+        window=plan.steps.crowd,
         longest=longest,
         has_pieces=config.enable_chunked_processing,
         cuts=cuts and not config.enable_chunked_processing,
     )
 
 
-def _parser_plan(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs) -> ParserPlan:
-    """Parsing of outputs. Raises InvalidParameter for a format that does not exist."""
+def _parser_plan(tokenizer: Tokenizer | None, given: str | None, args: ServerArgs) -> ParserPlan:
+    """Parsing of outputs; `given`: the template in place of the tokenizer's. Raises
+    InvalidParameter for a format that does not exist.
+    """
     template = None
-    if tokenizer is not None and (plan.model.chat_template or tokenizer.chat_template):
-        template = tokenizer.get_chat_template(plan.model.chat_template, tools=())
+    if tokenizer is not None and (given or tokenizer.chat_template):
+        template = tokenizer.get_chat_template(given, tools=())
     return choose_parsers(args.tool_call_parser, args.reasoning_parser, template)
 
 

@@ -81,7 +81,7 @@ class LongTexts:
         self._tokenizer = tokenizer
         start = TextStart(
             tokenizer_folder=tokenizer.name_or_path,
-            tokenizer_mode=tokenizer.mode,
+            mode=tokenizer.mode,
             time_s=time_s,
             memory_bytes=memory_bytes,
         )
@@ -92,7 +92,7 @@ class LongTexts:
         self._medium, self._long = _Lane(start, doing, "prompt"), _Lane(start, doing, "prompt")
         drawing = TextStart(
             tokenizer_folder=None,
-            tokenizer_mode="auto",
+            mode="auto",
             time_s=min(time_s, DRAWING_TIME_S),
             memory_bytes=min(memory_bytes, DRAWING_MEMORY_BYTES),
         )

@@ -113,7 +113,7 @@ async def serve(
     watching = asyncio.create_task(watch())
     # so that a server whose engine has died for good can be restarted
     watching.add_done_callback(lambda task: None if task.cancelled() else ending.fail())
-    history = asyncio.create_task(keep_history(server, plan.parallel.device))
+    history = asyncio.create_task(keep_history(server, has_gpu=plan.parallel.has_gpu))
     try:
         await listen(
             served,
@@ -145,7 +145,7 @@ async def make_app(
     server = build_server(engine, engine.tokenizer, plan, args, keys)
     await load_modules(server.adapters, args)
     app = await _public_app(server, access_of(args, keys), args, with_admin=args.enable_admin)
-    history = asyncio.create_task(keep_history(server, plan.parallel.device))
+    history = asyncio.create_task(keep_history(server, has_gpu=plan.parallel.has_gpu))
 
     def close() -> None:
         history.cancel()

@@ -31,7 +31,7 @@ class TextStart(TaskStart, kw_only=True):
     """Whose texts. Without a folder there is no tokenizer, and the process only draws."""
 
     tokenizer_folder: str | None
-    tokenizer_mode: str
+    mode: str
 
 
 class EncodeTask(msgspec.Struct, tag="encode"):
@@ -168,7 +168,7 @@ def _run(start: TextStart, pipe: socket.socket) -> int:
     if start.tokenizer_folder is None:
         draw("a", is_whole=True)  # what it imports is not part of a task
     else:
-        tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder), mode=start.tokenizer_mode)
+        tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder), mode=start.mode)
         tokenizer.encode("a")
 
     def answer(data: bytearray, fds: list[int]) -> bytes:

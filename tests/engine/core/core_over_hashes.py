@@ -51,14 +51,14 @@ def make_core(*, depth=1, fail=lambda plan: None, host_ids=False, **config):
     facts = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 16,
-        "max_model_len": 40,
-        "block_size": 4,
+        "max_len": 40,
+        "key_size": 4,
         "num_blocks": 24,
         **config,
     }
     scheduler = Scheduler(scheduler_config(**facts))
     runner = HashRunner(
-        num_blocks=facts["num_blocks"], block_size=facts["block_size"], vocab_size=VOCAB
+        num_blocks=facts["num_blocks"], block_size=facts["key_size"], vocab_size=VOCAB
     )
     return EngineCore(scheduler, FakeExecutor(runner, fail, host_ids), depth=depth)
 

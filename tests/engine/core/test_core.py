@@ -35,7 +35,7 @@ def test_a_second_step_is_launched_before_the_first_is_read():
 
 
 def test_outputs_tell_when_a_request_was_queued_scheduled_and_preempted():
-    core = make_core(num_blocks=10, max_model_len=40)
+    core = make_core(num_blocks=10, max_len=40)
     now = iter(range(1, 1000))
     core._clock = lambda: float(next(now))
     for handle in range(3):

@@ -65,7 +65,7 @@ class Library:
         self.path, self.workers = path, Workers()
         scheduler = Scheduler(
             scheduler_config(
-                max_num_seqs=6, max_num_batched_tokens=64, max_model_len=60, block_size=4,
+                max_num_seqs=6, max_num_batched_tokens=64, max_len=60, key_size=4,
                 num_blocks=120, num_adapter_slots=slots, max_adapter_passes=passes,
             )
         )  # fmt: skip

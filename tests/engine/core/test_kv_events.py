@@ -37,8 +37,8 @@ class Scene:
     def __init__(self, *, most_queued=100, is_started=True, first=0, is_cleared=False, **changes):
         name = f"inproc://events-{next(_NUMBERS)}"
         facts = {
-            "max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 40,
-            "block_size": 4, "num_blocks": 24, **changes,
+            "max_num_seqs": 4, "max_num_batched_tokens": 16, "max_len": 40,
+            "key_size": 4, "num_blocks": 24, **changes,
         }  # fmt: skip
         scheduler = Scheduler(scheduler_config(**facts))
         self.publisher = EventPublisher(
@@ -55,7 +55,7 @@ class Scene:
         )
         runner = HashRunner(
             num_blocks=facts["num_blocks"],
-            block_size=facts["block_size"],
+            block_size=facts["key_size"],
             groups=facts.get("groups", (KVGroupSpec(),)),
             vocab_size=VOCAB,
             encoder=encoder,
@@ -249,8 +249,8 @@ def test_batches_have_the_rank_and_the_time(scene):
 
 def test_a_core_without_the_option_has_no_listener_and_no_calls(scene):
     assert scene().core._updated
-    facts = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 40}
-    scheduler = Scheduler(scheduler_config(block_size=4, num_blocks=24, **facts))
+    facts = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_len": 40}
+    scheduler = Scheduler(scheduler_config(key_size=4, num_blocks=24, **facts))
     core = EngineCore(scheduler, FakeExecutor(None))
     assert scheduler.memory.pool.listeners == [] and core._updated == []
 

@@ -73,10 +73,10 @@ class Scene:
             scheduler_config(
                 max_num_seqs=STREAMS + 8,
                 max_num_batched_tokens=BUDGET,
-                max_model_len=2 * LONG,
-                block_size=32,
+                max_len=2 * LONG,
+                key_size=32,
                 num_blocks=6000,
-                enable_prefix_caching=False,
+                shares_blocks=False,
             )
         )
         executor = FakeExecutor(None)

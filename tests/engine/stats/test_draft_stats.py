@@ -28,7 +28,7 @@ def test_counts_by_length_become_counts_by_position():
 
 
 def test_steps_add_up_in_the_metrics():
-    stats = EngineStats("m", 100, options=StatsOptions((), False))
+    stats = EngineStats("m", [1.0], options=StatsOptions((), False))
     assert not [metric for metric in stats.metrics() if "spec_decode" in metric.name]
     for step in STEPS:
         stats.record(step, IterationStats(0.0), 0)

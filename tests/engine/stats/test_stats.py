@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config.adapter_plan import AdapterPlan
 from quire.config.args.engine_args import EngineArgs
-from quire.config.histogram_buckets import FAMILIES
+from quire.config.histogram_buckets import FAMILIES, sizes_up_to
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.shared_cores.broker_stats import ApiServerStats
 from quire.engine.stats.catalog import DESCRIPTIONS, HISTOGRAMS
-from quire.engine.stats.engine_stats import Buckets, EngineStats, sizes_up_to
+from quire.engine.stats.engine_stats import Buckets, EngineStats
 from quire.engine.stats.loggers import (
     AggregatedLoggingStatLogger,
     AggregateStatLoggerBase,

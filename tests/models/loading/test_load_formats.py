@@ -452,7 +452,7 @@ def test_other_formats_are_refused_by_name(load_format, says):
 def test_a_plan_names_the_files_that_are_read(pickled, tiny):
     def chosen(folder, load_format):
         args = EngineArgs(model=str(folder), load_format=load_format, skip_tokenizer_init=True)
-        return gather_model_facts(args).load_format
+        return gather_model_facts(args).weights_format
 
     assert chosen(pickled, "auto") == chosen(pickled, "hf") == "pt"
     assert chosen(tiny, "hf") == chosen(tiny, "auto") == "safetensors"

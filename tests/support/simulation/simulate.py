@@ -154,12 +154,12 @@ class Expectation:
             output += ids
             if turn is not None:
                 prompt = [*prompt, *ids[:-1], *turn]
-                if len(prompt) >= config.max_model_len:
+                if len(prompt) >= config.max_len:
                     return output, Reason.ERROR
         return output, reason
 
     def _one_turn(self, prompt: list[int], config: SchedulerConfig) -> tuple[list[int], Reason]:
-        limit = min(self.max_tokens, config.max_model_len - len(prompt))
+        limit = min(self.max_tokens, config.max_len - len(prompt))
         ids = oracle(
             prompt,
             seed=self.seed,
@@ -205,7 +205,7 @@ class Trace:
         self.has_media = media.random() < 0.4
         self.runner = HashRunner(
             num_blocks=self.config.num_blocks,
-            block_size=self.config.block_size,
+            block_size=self.config.key_size,
             groups=self.config.groups,
             vocab_size=VOCAB_SIZE,
             drafter=self._draft if self.config.num_drafts else None,
@@ -230,7 +230,7 @@ class Trace:
         self.open: set[int] = set()
         self.to_feed: dict[int, int] = {}
         """Resumable requests -> turns that are still to be sent before the end of their input."""
-        size = self.config.block_size
+        size = self.config.key_size
         self.blocks = [[self.random.randrange(1, 4) for _ in range(size)] for _ in range(3)]
         self.to_add = self.random.randrange(2, 9)
         self.crowding = self.random.choice((0.4, 0.9))
@@ -288,10 +288,10 @@ class Trace:
         self.has_source &= NOTHING not in groups
         if self.has_source:
             groups = (*groups, SOURCE) if self.seed % 2 else (SOURCE, *groups)
-        max_model_len = pick.randrange(12, 40)
+        max_len = pick.randrange(12, 40)
         num_drafts = pick.choice((0, 0, 1, 3))
         most = (block_group(spec, size, num_drafts) for spec in groups)
-        least = sum(group.num_needed(max_model_len, max_model_len) for group in most) + 1
+        least = sum(group.num_needed(max_len, max_len) for group in most) + 1
         least += -(-MOST_SOURCE_ROWS // size) if self.has_source else 0
         max_num_seqs = pick.choice((1, 2, 3, 8))
         ring = groups.count(STATE) * (num_drafts + 2)
@@ -300,13 +300,13 @@ class Trace:
         tokens = max(max_num_seqs, pick.choice((1, 2, 3, 7, 16, 1000)))
         return scheduler_config(
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=tokens if chunked else max(tokens, max_model_len),
-            max_model_len=max_model_len,
-            block_size=size,
+            max_num_batched_tokens=tokens if chunked else max(tokens, max_len),
+            max_len=max_len,
+            key_size=size,
             num_blocks=max(2, least + pick.choice(spare)),
             groups=groups,
             policy=pick.choice(("fcfs", "priority")),
-            enable_prefix_caching=pick.random() < 0.8,
+            shares_blocks=pick.random() < 0.8,
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=pick.choice((0, 0, 0, 2)),
             num_drafts=num_drafts,
@@ -378,7 +378,7 @@ class Trace:
         pick = self.random
         prompt = [t for _ in range(pick.randrange(0, 6)) for t in pick.choice(self.blocks)]
         prompt += [pick.randrange(1, 4) for _ in range(pick.randrange(0, 3))] or [1]
-        prompt = prompt[: self.config.max_model_len - 1]
+        prompt = prompt[: self.config.max_len - 1]
         has_state = STATE in self.config.groups
         if self.expected and pick.random() < (0.7 if has_state else 0.3):
             prompt = list(self.expected[pick.randrange(handle)].prompt)  # n > 1, or a repeated call
@@ -445,7 +445,7 @@ class Trace:
             params.repetition_detection = RepetitionDetectionParams(
                 max_pattern_size=2, min_pattern_size=1, min_count=2
             )
-        longest = min(len(expectation.prompt) + expectation.max_tokens, self.config.max_model_len)
+        longest = min(len(expectation.prompt) + expectation.max_tokens, self.config.max_len)
         fits = longest <= self.config.steps.max_num_batched_tokens
         is_indivisible = fits and (
             pick.random() < self.indivisible or NOTHING in self.config.groups

@@ -165,7 +165,7 @@ class Life:
         config = world.config
         runner = HashRunner(
             num_blocks=config.num_blocks,
-            block_size=config.block_size,
+            block_size=config.key_size,
             groups=config.groups,
             vocab_size=VOCAB_SIZE,
             encoder=HashEncoder(config.encoder_rows),
@@ -496,8 +496,8 @@ class World:
         self.config = scheduler_config(
             max_num_seqs=pick.choice((2, 4, 8)),
             max_num_batched_tokens=pick.choice((8, 16, 64)),
-            max_model_len=32,
-            block_size=pick.choice((2, 4)),
+            max_len=32,
+            key_size=pick.choice((2, 4)),
             num_blocks=pick.choice((20, 40)),
             encoder_rows=ENCODER_ROWS,
         )

@@ -77,7 +77,7 @@ class StageRunner(ModelRunner):
     def __init__(self, config: SchedulerConfig, groups: list[int | None]) -> None:
         rows = Rows(
             num_rows=config.steps.max_num_seqs,
-            max_len=config.max_model_len + config.num_drafts + 1,
+            max_len=config.max_len + config.num_drafts + 1,
             block_sizes=groups,
             device=CpuDevice(),
             ring_size=config.num_drafts + 2,
@@ -172,7 +172,7 @@ class StagedTrace(Trace):
         self.slots = self.host._slots = self.scheduler.adapters
         config = self.config
         sizes = [
-            None if group.kind == "state" else group.block_size or config.block_size
+            None if group.kind == "state" else group.block_size or config.key_size
             for group in config.groups
         ]
         self.num_stages = max(2, self.depth)

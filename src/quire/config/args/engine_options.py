@@ -674,6 +674,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         False, "Keep no statistics: `get_metrics()` and `RequestOutput.metrics` stay empty."
     )
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether there are several cores, each in a process of its own."""
+        return self.data_parallel_size > 1
+
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Refuse unknown keywords with our own error, before the generated `__init__` runs."""
         for name, value in kwargs.items():

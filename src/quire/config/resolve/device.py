@@ -29,9 +29,9 @@ def choose_device(args: EngineOptions, machine: MachineFacts) -> tuple[MachineFa
         )
     if trouble or machine.gpu is None:
         return machine, f"{machine.cpu_name}; no GPU: {trouble}"
-    if args.data_parallel_size > 1:
+    if args.is_copied:
         hint = "Start one engine for each GPU, with CUDA_VISIBLE_DEVICES set to it."
-        raise NotBuiltYet("data_parallel_size", f"{args.data_parallel_size} on GPUs", hint)
+        raise NotBuiltYet("data_parallel_size", "several on GPUs", hint)
     given = "device was given" if args.device == "cuda" else "a GPU that can be used"
     return _on(machine.gpu, machine), f"{_described(machine.gpu)}; {given}"
 

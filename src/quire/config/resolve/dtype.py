@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.config.args.engine_options import EngineOptions
 from quire.config.resolve.decisions import Decisions
 from quire.errors import InvalidParameter, NotBuiltYet, UnsupportedConfigValue
 from quire.models.formats import METHODS
@@ -68,6 +69,11 @@ def _decide_kv_dtype(d: Decisions, dtype: str) -> None:
     else:
         hint = f"Use 'auto', which is {dtype} here, or 'int8'."
         raise NotBuiltYet("kv_cache_dtype", f"{given} with dtype={dtype}", hint)
+
+
+def asked_rounding(args: EngineOptions) -> str | None:
+    """The scheme that weights are to be rounded with, by its name here; None: none was named."""
+    return rounding(args.quantization)
 
 
 def require_fp8(d: Decisions, name: str, given: str) -> None:

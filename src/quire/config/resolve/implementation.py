@@ -29,10 +29,9 @@ _WITHOUT = {
 
 def decide_implementation(d: Decisions) -> None:
     """Fix `model_impl`. Raises NotBuiltYet for an option that transformers' models do not have."""
-    chosen = d.decide("model_impl", d.model.model_impl, d.model.model_impl_reason)
-    if chosen != "transformers":
+    d.decide("model_impl", d.model.model_impl, d.model.model_impl_reason)
+    if not d.model.is_foreign:
         return
-    _check_load_format(d)
     for name, hint in _WITHOUT.items():
         value = getattr(d.args, name)
         # naming how the checkpoint is stored already asks for nothing
@@ -44,12 +43,3 @@ def decide_implementation(d: Decisions) -> None:
     # a caller who has asked for transformers by name knows
     if d.args.model_impl == "auto":
         logger.warning("%s", cost)
-
-
-def _check_load_format(d: Decisions) -> None:
-    """Raise NotBuiltYet for files that models/foreign/load.py does not read."""
-    given, hint = d.args.load_format, "Use 'auto': its weights are in memory."
-    if given != "mmap":
-        given, hint = d.value("load_format"), "Use 'auto' with the model's safetensors files."
-    if given not in ("safetensors", "dummy"):
-        raise NotBuiltYet("load_format", f"{given} with model_impl=transformers", hint)

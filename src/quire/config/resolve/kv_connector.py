@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quire.config.resolve.decisions import Decisions
+from quire.config.resolve.mapping import refuse_files_of_plugin
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.models.layer_memory import KeyValues, RecurrentState
-from quire.plugins.tables import LOAD_FORMATS
 from quire.tiers.kv_transfer_config import NAME, kv_transfer_config
 
 
@@ -30,10 +30,7 @@ def _check_model(d: Decisions, given: object) -> None:
         raise NotBuiltYet(NAME, given, f"{hint} Leave it out.")
     if d.value("distributed_executor_backend") != "uni":
         raise NotBuiltYet(NAME, given, "Connectors serve one worker: leave it out.")
-    if d.args.load_format in LOAD_FORMATS:
-        hint = f"Weights of the load format {d.args.load_format!r} may come from anywhere, so that "
-        hint += "no name for their K/V can be made. Leave it out."
-        raise NotBuiltYet(NAME, given, hint)
+    refuse_files_of_plugin(d, NAME, given, "Leave it out.")
     if all(memory is None for memory in memories):
         allowed = "the model keeps no keys and values of a request"
         raise InvalidParameter(NAME, given, allowed, "Leave it out.")

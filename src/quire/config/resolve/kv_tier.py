@@ -15,10 +15,10 @@ import msgspec
 
 from quire.config.kv_pool_size import gib
 from quire.config.resolve.decisions import Decisions
+from quire.config.resolve.mapping import refuse_files_of_plugin
 from quire.environment import expanded
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.models.layer_memory import KeyValues
-from quire.plugins.tables import LOAD_FORMATS
 from quire.tiers.kv_events_config import NAME as EVENTS_NAME
 from quire.tiers.kv_events_config import kv_events_plan
 from quire.tiers.kv_transfer_config import NAME, POLICIES, tier_settings
@@ -68,10 +68,8 @@ def decide_kv_tier(d: Decisions) -> None:
         return
     _check_model(d, name, value)
     # files outlive the engine, and their names have to say which weights made them
-    if plan.disk is not None and d.args.load_format in LOAD_FORMATS:
-        hint = f"Weights of the load format {d.args.load_format!r} may come from anywhere, so that "
-        hint += "no name for their K/V can be made. Keep K/V in host memory alone."
-        raise NotBuiltYet(name, value, hint)
+    if plan.disk is not None:
+        refuse_files_of_plugin(d, name, value, "Keep K/V in host memory alone.")
     where = f"{gib(plan.host_bytes)} of host memory"
     if plan.disk is not None:
         where += f", and files of at most {gib(plan.disk.max_bytes)}"

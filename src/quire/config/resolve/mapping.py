@@ -1,4 +1,4 @@
-"""Decides whether weights are in memory or in mapped files on a disk."""
+"""Decides what weights are read from, and whether they are in memory or in mapped files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,35 @@ from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import weight_bytes
 from quire.config.resolve.parallel import num_cores_here
 from quire.config.resolve.ranks import num_workers_here
-from quire.errors import InvalidParameter, LoadError
+from quire.errors import InvalidParameter, LoadError, NotBuiltYet
+from quire.models.loading.folder_files import AUTOMATIC_FORMATS
+from quire.plugins.tables import LOAD_FORMATS
 
 _DISK_SHARE = 1.1
 """Of the weights' bytes: a tensor is in a file twice while it is packed."""
+
+
+def decide_load_format(d: Decisions) -> None:
+    """Fix load_format. Raises NotBuiltYet for files that models/foreign/load.py does not read."""
+    given = d.args.load_format
+    if given in AUTOMATIC_FORMATS:
+        d.decide("load_format", d.model.weights_format, "the format of the weights in the folder")
+    else:
+        d.requested("load_format")
+    if not d.model.is_foreign:
+        return
+    hint = "Use 'auto': its weights are in memory."
+    if given != "mmap":
+        given, hint = d.value("load_format"), "Use 'auto' with the model's safetensors files."
+    if given not in ("safetensors", "dummy"):
+        raise NotBuiltYet("load_format", f"{given} with model_impl=transformers", hint)
+
+
+def refuse_files_of_plugin(d: Decisions, name: str, value: object, advice: str) -> None:
+    """Raise NotBuiltYet for an option that keeps K/V by names which say whose weights made it."""
+    if d.args.load_format in LOAD_FORMATS:
+        hint = f"Weights of the load format {d.args.load_format!r} may come from anywhere, so that "
+        raise NotBuiltYet(name, value, f"{hint}no name for their K/V can be made. {advice}")
 
 
 def decide_weights_folder(d: Decisions, workspace: int) -> None:

@@ -52,5 +52,5 @@ def decide_pooling(d: Decisions) -> None:
             raise NotBuiltYet(name, f"{value} of a model that pools", hint)
     if model.pooler_note:
         d.note(model.pooler_note)
-    if model.hf_config.get("is_original_qwen3_reranker") and model.chat_template is None:
+    if model.hf_config.get("is_original_qwen3_reranker") and model.template is None:
         d.note(_NO_TEMPLATE)

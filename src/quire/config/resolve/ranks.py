@@ -151,7 +151,7 @@ def _check_stages(d: Decisions) -> None:
     drafts = d.model.drafts
     pp = d.args.pipeline_parallel_size
     for is_wanted, option, hint in (
-        (d.args.enable_return_routed_experts, "enable_return_routed_experts", "Leave it out."),
+        (d.value("enable_return_routed_experts"), "enable_return_routed_experts", "Leave it out."),
         (
             speculation is not None and drafts is None,
             "speculative_config",

@@ -16,7 +16,7 @@ from quire.config.args.engine_options import EngineOptions
 from quire.config.args.option import check, options_of, tuning_of
 from quire.config.facts import ModelFacts
 from quire.config.generation_defaults import eos_token_ids, sampling_defaults
-from quire.config.histogram_buckets import histogram_buckets
+from quire.config.histogram_buckets import histogram_buckets, sizes_up_to
 from quire.config.plan import EnginePlan
 from quire.config.profiler_config import profiler_config
 from quire.config.resolve.adapters import decide_adapters
@@ -28,6 +28,7 @@ from quire.config.resolve.hidden_states import decide_hidden_states
 from quire.config.resolve.implementation import decide_implementation
 from quire.config.resolve.kv_connector import decide_kv_connector
 from quire.config.resolve.kv_tier import decide_kv_events, decide_kv_tier
+from quire.config.resolve.mapping import decide_load_format
 from quire.config.resolve.media import decide_media
 from quire.config.resolve.memory import decide_memory
 from quire.config.resolve.offload import decide_offload
@@ -55,7 +56,6 @@ from quire.hardware.facts import MachineFacts
 from quire.hardware.launched import LaunchedProcess
 from quire.hardware.placement import Placement, place
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory, RecurrentState
-from quire.models.loading.folder_files import AUTOMATIC_FORMATS
 from quire.params.weight_transfer import weight_transfer_plan
 
 _LARGE_VOCABULARY = 32_768
@@ -117,15 +117,11 @@ def check_args(args: EngineOptions) -> None:
 
 def _decide_model(d: Decisions) -> None:
     args, model = d.args, d.model
-    embedded = args.model is None
-    d.decide("model", model.name, "no model was given" if embedded else "model was given")
+    d.decide("model", model.name, "no model was given" if model.is_embedded else "model was given")
     d.decide("model_folder", model.folder, "where its files are")
     _decide_names(d)
     d.decide("architecture", model.architecture, "architectures of config.json")
-    if args.load_format in AUTOMATIC_FORMATS:
-        d.decide("load_format", model.load_format, "the format of the weights in the folder")
-    else:
-        d.requested("load_format")
+    decide_load_format(d)
     decide_implementation(d)
     decide_pooling(d)
     decide_prompt_embeds(d)
@@ -145,8 +141,9 @@ def _decide_model(d: Decisions) -> None:
         d.decide("tokenizer_mode", model.tokenizer_mode, "the tokenizer files in the folder")
     else:
         d.requested("tokenizer_mode")
-    source = model.chat_template_source or "left to the tokenizer"
-    d.decide("chat_template", model.chat_template, source)
+    source = model.template_source or "left to the tokenizer"
+    d.decide("chat_template", model.template, source)
+    d.requested("enable_return_routed_experts")
 
 
 def _decide_names(d: Decisions) -> None:
@@ -275,8 +272,7 @@ def _decide_own_threads(d: Decisions, launched: LaunchedProcess) -> None:
 
 def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     args, model = d.args, d.model
-    d.requested("enable_return_routed_experts")
-    if args.enable_return_routed_experts and not model.num_experts:
+    if d.value("enable_return_routed_experts") and not model.num_experts:
         why = "the model has no experts"
         raise InvalidParameter("enable_return_routed_experts", True, why, "Leave it out.")
     if args.max_logprobs == -1:
@@ -302,6 +298,8 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
     buckets = histogram_buckets(args.custom_histogram_buckets)
     why = "custom_histogram_buckets" + (" were given" if buckets else ": none")
     d.decide("histogram_buckets", buckets, why)
+    lengths = sizes_up_to(d.value("max_model_len"))
+    d.decide("length_buckets", lengths, "1, 2, 5, 10, ... up to max_model_len")
     d.decide("foreign_tuning", tuning_of(args), "options that change nothing here, as given")
     profiler = profiler_config(args.profiler_config)
     why = "profiler_config" + (" was given" if profiler else ": none")

@@ -94,7 +94,7 @@ def _decide_switches(d: Decisions) -> None:
     connector = d.value("kv_connector")
     if connector is not None and not d.value("enable_prefix_caching"):
         allowed = "it goes with prefix caching, whose names K/V is found by"
-        raise InvalidParameter(NAME, d.args.kv_transfer_config, allowed, "Leave one of them out.")
+        raise InvalidParameter(NAME, connector.kv_connector, allowed, "Leave one of them out.")
     # with fewer steps in flight some stages would always wait
     if stages > 1:
         why = "a step for each stage" + (", whatever async_scheduling says" if overlap else "")
@@ -131,7 +131,7 @@ def _loses_routed_experts(d: Decisions) -> bool:
     """Whether experts are to be reported that no block of full attention keeps."""
     memories = d.model.memories
     is_kept = any(memory is not None and memory.kind == "full" for memory in memories)
-    return d.args.enable_return_routed_experts and not is_kept
+    return bool(d.value("enable_return_routed_experts")) and not is_kept
 
 
 def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:

@@ -9,6 +9,7 @@ from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import STORED_NAMES, require_fp8
 from quire.config.resolve.hidden_states import METHOD
 from quire.config.speculation import (
+    MAX_ROWS,
     DraftPlan,
     Method,
     NgramRules,
@@ -46,7 +47,7 @@ def decide_speculation(d: Decisions, length: int | None) -> None:
     plan = SpeculationPlan(
         method=cast(Method, config.method),
         num_tokens=num_tokens,
-        max_num_seqs=d.value("max_num_seqs"),
+        max_drafts=num_tokens * min(d.value("max_num_seqs"), MAX_ROWS),
         by_batch=tuple(config.num_speculative_tokens_per_batch_size or ()),
         is_adaptive=config.num_speculative_tokens_per_batch_size is None,
         ngram=_ngram(config),
@@ -138,7 +139,7 @@ def _draft_plan(
     return DraftPlan(
         model=draft.name,
         folder=draft.folder,
-        load_format=draft.load_format,
+        weights_format=draft.weights_format,
         hf_config=draft.hf_config,
         is_target=draft.is_target,
         quantization=d.value("quantization") if draft.is_target else _rounding(d, config, draft),

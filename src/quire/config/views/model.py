@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.views.config_json import ConfigJson
 from quire.config.views.view import Fact, Fixed, PlanView
-from quire.models.foreign.implementation import AnyDecoder, describe_model
+from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.spec import ForeignAttention, ForeignCache, ForeignDecoder
 from quire.models.spec import Attention, BlockAttention, LatentAttention, single_mixers
 
@@ -182,7 +182,8 @@ class ModelView(PlanView):
     @property
     def _decoder(self) -> AnyDecoder:
         plan: Any = self.plan
-        return describe_model(plan.model.hf_config, plan.model.model_impl, plan.model.pooler)
+        decoder: AnyDecoder = plan.model.decoder
+        return decoder
 
     @property
     def _attention(

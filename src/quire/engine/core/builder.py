@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from quire.config.adapter_plan import num_slots
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import ExpertExchange, Group
@@ -47,7 +45,7 @@ def build_core(
     `target` None: the device that the plan names. `group` are the cores that share the experts,
     with expert parallelism.
     """
-    exchange = _exchange(plan, group) if plan.parallel.enable_expert_parallel else None
+    exchange = _exchange(plan, group) if plan.parallel.is_lock_step else None
     return core_over(plan, open_executor(plan, target, exchange), exchange)
 
 
@@ -74,7 +72,7 @@ def core_parts(
     plan: EnginePlan, executor: BuiltExecutor, exchange: ExpertExchange | None = None
 ) -> dict[str, Any]:
     """Parts of an `EngineCore`, by the names of its arguments."""
-    facts = executor.facts
+    facts, worker = executor.facts, worker_config(plan)
     tier = plan.memory.kv_tier
     index = None
     if tier is not None:
@@ -87,15 +85,15 @@ def core_parts(
     scheduler = _scheduler_class(plan.parallel.scheduler_cls)(
         SchedulerConfig(
             steps=plan.steps,
-            max_model_len=plan.model.max_model_len,
-            block_size=plan.memory.block_size,
+            max_len=worker.max_len,
+            key_size=worker.key_size,
             num_blocks=facts.num_blocks,
             groups=facts.kv_groups,
-            enable_prefix_caching=plan.memory.enable_prefix_caching,
-            snapshot_interval=plan.memory.snapshot_interval or plan.model.max_model_len,
+            shares_blocks=plan.memory.enable_prefix_caching,
+            snapshot_interval=plan.memory.snapshot_interval or worker.max_len,
             num_snapshot_blocks=int(SNAPSHOT_SHARE * facts.num_blocks),
             num_adapter_slots=num_slots(plan.adapters),
-            num_drafts=0 if plan.speculation is None else plan.speculation.num_tokens,
+            num_drafts=worker.num_drafts,
             max_drafts=None if plan.speculation is None else plan.speculation.max_drafts,
             reports_drafts=plan.sampling.draft_reports != "none",
             encoder_rows=facts.media.num_rows,
@@ -218,5 +216,5 @@ def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange:
         num_experts=layers[0].experts,
         num_layers=len(layers),
         width=decoder.dim,
-        dtype=getattr(torch, plan.model.dtype),
+        dtype=worker_config(plan).torch_dtype,
     )

@@ -237,7 +237,7 @@ class EngineCore(CoreControl):
     @property
     def max_handles_in_flight(self) -> int:
         """The most requests that can be in steps that have not been read."""
-        return self._depth * self.scheduler.config.steps.max_num_seqs
+        return self._depth * self.scheduler.rows.count
 
     def step(self) -> EngineCoreOutputs:
         """Launch what can be launched, read the oldest step in flight, and return its outputs."""

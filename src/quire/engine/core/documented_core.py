@@ -60,9 +60,7 @@ class DocumentedEngineCore(HasCounterparts, core.EngineCore):
         check_message(request)
         params = request.params.clone()
         if isinstance(params, SamplingParams):
-            params.limit_output(
-                self.vllm_config.model.max_model_len - len(request.prompt_token_ids)
-            )
+            params.limit_output(self.scheduler.config.max_len - len(request.prompt_token_ids))
         super().add_request(msgspec.structs.replace(request, handle=-1, params=params))
 
     def step(self) -> tuple[dict[int, EngineCoreOutputs], bool]:  # type: ignore[override]

@@ -9,14 +9,10 @@ from quire.grammar.vocabulary import VocabularySource
 
 def vocabulary_source(model: ModelPlan, sampling: SamplingPlan) -> VocabularySource | None:
     """The source of the vocabulary for grammars; None without a tokenizer."""
-    if model.tokenizer_folder is None:
+    if model.tokenizer_files is None:
         return None
-    return VocabularySource(
-        model.tokenizer_folder,
-        model.tokenizer_mode,
-        model.vocab_size,
-        sampling.generation_eos_token_ids,
-    )
+    folder, mode = model.tokenizer_files
+    return VocabularySource(str(folder), mode, model.vocab_size, sampling.generation_eos_token_ids)
 
 
 def grammar_trials(model: ModelPlan, sampling: SamplingPlan) -> GrammarTrials | None:

@@ -27,7 +27,7 @@ def of_core(plan: EnginePlan, core: int, num_deaths: int = 0) -> EnginePlan:
     of the cores that had this number before.
     """
     parallel = plan.parallel
-    size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    size = parallel.mesh.world_size
     first = core * size % len(parallel.thread_cpus)
     events = plan.memory.kv_events
     if events is not None:

@@ -57,7 +57,7 @@ class DPEngineCoreActor(HostedProcess):
                 incarnation=1,
                 addresses=addresses,
                 is_headless=not local_client,
-                data_parallel_size=vllm_config.parallel.data_parallel_size,
+                num_cores=vllm_config.parallel.mesh.dp,
             )
             start = encode_start(completed(message))
         super().__init__(CORE_PROGRAM, start, environment, own)
@@ -76,7 +76,7 @@ class RayCores:
         self._are_workers = parallel.has_ray_workers
         each = {"CPU": sum(bundle["CPU"] for bundle in self._bundles)}
         self._nodes: dict[int, Sequence[str]] = nodes_for_cores(
-            parallel.data_parallel_size, parallel.data_parallel_size_local, each
+            parallel.mesh.dp, parallel.data_parallel_size_local, each
         )
         self._name = f"quire_{secrets.token_hex(4)}"
 
@@ -101,7 +101,7 @@ def _bundles(parallel: ParallelPlan) -> list[dict[str, float]]:
     """Resources of a core: a CPU for each thread of its workers, which have bundles of their own
     where they are actors, too.
     """
-    workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    workers = parallel.mesh.world_size
     if parallel.has_ray_workers:
         return [{"CPU": float(parallel.num_threads)}] * workers
     return [{"CPU": float(parallel.num_threads * workers)}]

@@ -35,19 +35,16 @@ BEAT_MS, SILENT_MS = 500, 8500
 """
 
 _DIGESTED = attrgetter(
-    *(f"model.{name}" for name in ("hf_config", "load_format", "dtype", "quantization", "seed")),
-    *("model.rounding_rules", "model.max_model_len", "memory.kv_dtype", "memory.block_size"),
-    *("sampling.max_logprobs", "sampling.logprobs_mode"),
+    *("model.max_model_len", "memory.kv_dtype", "memory.block_size"),
     *("parallel.data_parallel_size", "parallel.data_parallel_mode"),
     "parallel.enable_expert_parallel",
 )
-"""The plan's values that must be equal for two cores to give the same answers."""
+"""Values that two cores need alike for equal answers, next to their weights and sampling."""
 
 
 def plan_digest(plan: EnginePlan) -> str:
     """A digest of what cores of one engine must have in common."""
-    values = list(_DIGESTED(plan))
-    values += [str(each) for each in plan.sampling.logits_processors]
+    values = [plan.model.weights_key(), repr(plan.sampling), *_DIGESTED(plan)]
     return hashlib.sha256(msgspec.json.encode(values, order="deterministic")).hexdigest()
 
 
@@ -76,7 +73,7 @@ class HandshakeServer:
         self.socket.bind(endpoint)
         self._addresses = addresses
         self._digest = plan_digest(plan)
-        self._size = plan.parallel.data_parallel_size
+        self._size = plan.parallel.mesh.dp
         self.missing = list(missing)
         self._hello = msgspec.msgpack.Decoder(Hello)
 
@@ -110,7 +107,7 @@ class HandshakeServer:
             PROTOCOL_VERSION,
             self._addresses,
             incarnations=incarnations,
-            data_parallel_size=self._size,
+            num_cores=self._size,
         )
 
     def _refusal(self, hello: Hello) -> str | None:

@@ -54,7 +54,7 @@ def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 6
     if plan.parallel.spans_machines:
         return _host_ranks(plan.parallel, keys, timeout_s)
     context = zmq.Context(io_threads=1)
-    endpoint = f"tcp://{plan.parallel.data_parallel_address}:{plan.parallel.data_parallel_rpc_port}"
+    endpoint = plan.parallel.hello_endpoint
     try:
         front_end, welcome = say_hello(context, endpoint, keys.public, plan, timeout_s)
         gone = front_end.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
@@ -77,7 +77,7 @@ def _start(plan: EnginePlan, welcome: Welcome, server_key: bytes) -> CorePool:
         plan,
         welcome.addresses,
         plan.parallel.data_parallel_ranks,
-        data_parallel_size=welcome.data_parallel_size,
+        num_cores=welcome.num_cores,
         is_headless=True,
         server_key=server_key,
     )

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from quire.config.histogram_buckets import sizes_up_to
 from quire.config.plan import EnginePlan
 from quire.config.plan_parts import ModelPlan
 from quire.engine.client.client import CoreClient
@@ -36,6 +36,7 @@ from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.frontend.request_spans import begun_attributes
 from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.frontend.taken_over import TakenOver
+from quire.engine.outputs.experts import EXPERTS
 from quire.engine.outputs.kinds import kinds_of
 from quire.engine.stats.engine_stats import EngineStats, Stats
 from quire.engine.stats.loggers import StatsOptions
@@ -101,7 +102,7 @@ class FrontEnd(Generic[Client]):
         self.tracer = tracer
         self._is_closed = False
         self._warnings: set[str] = set()
-        self.stats: Stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
+        self.stats: Stats = stats or EngineStats(model_name, sizes_up_to(inputs.limits.max_len))
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
         self.is_asleep = False
@@ -405,9 +406,10 @@ def _timeout_s(given: Any, params: object) -> float | None:
 
 def read_tokenizer(model: ModelPlan) -> Tokenizer | None:
     """The tokenizer of a plan, if it has one. Raises LoadError for files that cannot be used."""
-    if model.tokenizer_folder is None:
+    if model.tokenizer_files is None:
         return None
-    return Tokenizer.from_folder(Path(model.tokenizer_folder), mode=model.tokenizer_mode)
+    folder, mode = model.tokenizer_files
+    return Tokenizer.from_folder(folder, mode=mode)
 
 
 def build_front_end(
@@ -427,9 +429,13 @@ def build_front_end(
     Raises LoadError for tokenizer files that cannot be used.
     """
     loaded = read_tokenizer(plan.model) if tokenizer is None else tokenizer.result()
+    kinds = kinds_of(
+        plan.sampling, plan.speculation, has_connector=plan.memory.kv_connector is not None
+    )
     limits = ModelLimits.of_plan(
         plan.model,
         plan.sampling,
+        reports_experts=EXPERTS in kinds,
         pooling=_pooling_facts(plan.model),
         serves_adapters=plan.adapters is not None,
         has_connector=plan.memory.kv_connector is not None,
@@ -466,11 +472,7 @@ def build_front_end(
             loaded,
             stream_interval=plan.serving.stream_interval,
             log_stats=plan.serving.log_stats or tracer is not None,  # spans carry the same times
-            kinds=kinds_of(
-                plan.sampling,
-                plan.speculation,
-                has_connector=plan.memory.kv_connector is not None,
-            ),
+            kinds=kinds,
         ),
         model_name=plan.model.served_model_names[0],
         log_stats=plan.serving.log_stats,

@@ -75,7 +75,7 @@ class ModelLimits:
     """
 
     vocab_size: int
-    max_model_len: int
+    max_len: int
     max_logprobs: int = 20
     eos_token_ids: tuple[int, ...] = ()
     reports_experts: bool = False
@@ -91,6 +91,7 @@ class ModelLimits:
         model: ModelPlan,
         sampling: SamplingPlan,
         *,
+        reports_experts: bool,
         pooling: PoolingFacts | None,
         serves_adapters: bool,
         has_connector: bool,
@@ -98,10 +99,10 @@ class ModelLimits:
         """The limits of an engine, by the parts of its plan that have most of them."""
         return cls(
             vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
+            max_len=model.max_model_len,
             max_logprobs=sampling.max_logprobs,
             eos_token_ids=sampling.generation_eos_token_ids,
-            reports_experts=sampling.enable_return_routed_experts,
+            reports_experts=reports_experts,
             generates=model.generates,
             pooling=pooling,
             serves_adapters=serves_adapters,
@@ -186,7 +187,7 @@ class InputProcessor(HasCounterparts):
                 tokenizer,
                 limits.pooling,
                 vocab_size=limits.vocab_size,
-                max_len=limits.max_model_len,
+                max_len=limits.max_len,
             )
 
     def process(
@@ -425,7 +426,7 @@ class GenerationInputs:
         self._tokenizer = tokenizer
         self._limits = limits
         self._forms = forms
-        self._custom = custom
+        self.custom = custom
         self._seed = seed
         self.reasoning_marks: ReasoningMarks | None = None
         """Needed to bound the reasoning of a request."""
@@ -453,9 +454,9 @@ class GenerationInputs:
         token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
         self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
         own.check_scored_rows(len(token_ids))
-        own.limit_output(self._limits.max_model_len - len(token_ids))
+        own.limit_output(self._limits.max_len - len(token_ids))
         self._check_trace(own)
-        own.follow_trace(self._limits.max_model_len - len(token_ids))
+        own.follow_trace(self._limits.max_len - len(token_ids))
         self._complete_form(own, token_ids)
         thinking = self._thinking(own, token_ids)
         if seed is None or own.seed is not None:
@@ -472,7 +473,7 @@ class GenerationInputs:
             raise InvalidParameter("trace_decode_token_ids", own.trace_decode_token_ids, allowed)
         self._complete_form(own, [])
         # the parts that are still to come have one token at least
-        own.limit_output(self._limits.max_model_len - 1)
+        own.limit_output(self._limits.max_len - 1)
         return EngineCoreRequest(params=own, seed=self._seed_of(own), **known)
 
     def _own_params(self, params: SamplingParams) -> SamplingParams:
@@ -489,8 +490,8 @@ class GenerationInputs:
         own.update_from_generation_config({"eos_token_id": list(limits.eos_token_ids)}, eos)
         # after the stop tokens of the model have joined those of the request
         _check_allowed_ids(own)
-        if self._custom is not None:
-            self._custom.check(own)
+        if self.custom is not None:
+            self.custom.check(own)
         self._encode_bad_words(own)
         if own.scores_prompt:
             own.skip_reading_prefix_cache = True  # a cached block has no logits to report
@@ -593,15 +594,15 @@ class GenerationInputs:
         """
         token_ids, cut = parsed.token_ids, None
         if tokenization_kwargs and TRUNCATE in tokenization_kwargs:
-            room = self._limits.max_model_len - 1
+            room = self._limits.max_len - 1
             tokenization_kwargs, cut = take_truncation(tokenization_kwargs, room, "left")
         if token_ids is None:
             token_ids = encode_prompt(self._tokenizer, parsed.text or "", tokenization_kwargs)
         elif cut is not None:
             token_ids = cut.of(token_ids)
         # before the ids are looked at one by one, of which there may be any number
-        if len(token_ids) >= self._limits.max_model_len:
-            raise PromptTooLong(len(token_ids), self._limits.max_model_len)
+        if len(token_ids) >= self._limits.max_len:
+            raise PromptTooLong(len(token_ids), self._limits.max_len)
         checks.prompt_ids(token_ids, parsed.text, self._limits.vocab_size)
         return token_ids
 

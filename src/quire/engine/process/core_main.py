@@ -67,7 +67,7 @@ def core_program(build: Builder) -> ChildProgram[StartMessage]:
 
 
 def _title(message: StartMessage) -> str:
-    several = message.data_parallel_size > 1 or message.engine_index > 0
+    several = message.num_cores > 1 or message.engine_index > 0
     return f"EngineCore_DP{message.engine_index}" if several else "EngineCore"
 
 
@@ -82,7 +82,7 @@ def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> En
         place = plan.parallel.ray or RayPlace()
         plan = plan.changed(ray=msgspec.structs.replace(place, group=message.ray_group))
     bind_thread(cpus_of_core(plan))
-    core = build(plan, group=_group(message) if plan.parallel.enable_expert_parallel else None)
+    core = build(plan, group=_group(message) if plan.parallel.is_lock_step else None)
     kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
     proc = kind(core, message, pipe)
     # workers that die while nothing is asked of them are noticed by the executor alone
@@ -104,7 +104,7 @@ def _group(message: StartMessage) -> Group:
     from quire.distributed.gloo_group import GlooGroup  # imports that few cores need
 
     name, place = f"experts-{message.incarnation}", message.addresses.experts
-    rank, size = message.engine_index, message.data_parallel_size
+    rank, size = message.engine_index, message.num_cores
     if place is not None:
         from quire.distributed.meeting import Meeting
 

@@ -16,7 +16,6 @@ from quire.engine.process.start_message import StartMessage
 from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, LoadError
 from quire.executor.packed_file import preparation
-from quire.plugins.tables import LOAD_FORMATS
 from quire.processes.child_process import GRACE_S, ChildProcess
 from quire.processes.owned_process import OwnedProcess
 from quire.tiers.host_memory import HostMemory
@@ -45,7 +44,7 @@ class CorePool:
         addresses: EngineZmqAddresses,
         engine_indices: Sequence[int],
         *,
-        data_parallel_size: int = 1,
+        num_cores: int = 1,
         socket_folder: Path | None = None,
         first: ChildProcess | None = None,
         is_headless: bool = False,
@@ -63,7 +62,7 @@ class CorePool:
             addresses=addresses,
             socket_folder=None if socket_folder is None else str(socket_folder),
             is_headless=is_headless,
-            data_parallel_size=data_parallel_size,
+            num_cores=num_cores,
             server_key=server_key,
         )
         self._first = first
@@ -78,7 +77,7 @@ class CorePool:
     @property
     def is_lock_step(self) -> bool:
         """Whether the cores share experts, so that they step, and restart, together."""
-        return self._message.plan.parallel.enable_expert_parallel
+        return self._message.plan.parallel.is_lock_step
 
     def resize(self, num_cores: int) -> None:
         """Cores that start from now on share this machine's threads with `num_cores` in all. Each
@@ -87,11 +86,11 @@ class CorePool:
         plan = self._message.plan
         num_threads = plan.parallel.num_threads
         if self._place is None:
-            num_threads = max(1, num_threads * self._message.data_parallel_size // num_cores)
+            num_threads = max(1, num_threads * self._message.num_cores // num_cores)
         self._message = msgspec.structs.replace(
             self._message,
             plan=plan.changed(num_threads=num_threads),
-            data_parallel_size=num_cores,
+            num_cores=num_cores,
         )
 
     def start(self, engine_index: int) -> OwnedProcess:
@@ -140,10 +139,10 @@ class CorePool:
         is_elsewhere = parallel.spans_machines or parallel.has_ray_workers
         if tier is None or self._place is not None or is_elsewhere:
             return []
-        if plan.model.load_format in LOAD_FORMATS:
-            return []  # weights of a plugin's format may come from anywhere at the next start
+        if plan.model.has_files_of_plugin:
+            return []  # they may come from anywhere at the next start
         if engine_index not in self._memories:
-            num_workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+            num_workers = parallel.mesh.world_size
             self._memories[engine_index] = HostMemory(tier.host_bytes, num_workers)
         return self._memories[engine_index].fds
 

@@ -321,18 +321,12 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         self._send(EngineCoreOutputs(utility_output=output))
 
     def _say_ready(self) -> None:
-        config, message = self.core.scheduler.config, self._message
+        message = self._message
         ready = EngineCoreReadyResponse(
             PROTOCOL_VERSION,
             message.engine_index,
             message.incarnation,
             os.getpid(),
-            max_model_len=config.max_model_len,
-            num_gpu_blocks=config.num_blocks,
-            block_size=config.block_size,
-            max_num_seqs=config.steps.max_num_seqs,
-            max_num_batched_tokens=config.steps.max_num_batched_tokens,
-            dtype=message.plan.model.dtype,
             version=__version__,
             is_headless=message.is_headless,
         )

@@ -25,6 +25,6 @@ class StartMessage(ChildStart, kw_only=True):
     heartbeat_s: float = 0.5
     is_headless: bool = False
     server_key: bytes | None = None
-    data_parallel_size: int = 1
+    num_cores: int = 1
     hosts_experts: bool = False
     ray_group: str = ""

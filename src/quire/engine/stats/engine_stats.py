@@ -20,7 +20,6 @@ from typing import Self
 import msgspec
 
 from quire.config.plan import EnginePlan
-from quire.config.plan_parts import MemoryPlan
 from quire.engine.stats.catalog import DESCRIPTIONS, histogram_bounds
 from quire.engine.stats.draft_totals import DraftTotals
 from quire.engine.stats.loggers import (
@@ -99,14 +98,14 @@ class Stats(ABC):
 class EngineStats(Stats):
     """Counts every step of every core of one engine. Costs a few microseconds a step.
 
-    `plan` is given to stat loggers; without one (an engine built by hand) `max_model_len` gives the
-    bounds of the length histograms.
+    `lengths` are the bounds of histograms of lengths. `plan` is given to stat loggers; an engine
+    built by hand has none.
     """
 
     def __init__(
         self,
         model_name: str,
-        max_model_len: int,
+        lengths: Sequence[float],
         *,
         plan: EnginePlan | None = None,
         options: StatsOptions | None = None,
@@ -115,7 +114,7 @@ class EngineStats(Stats):
         self._model_name = model_name
         self._plan = plan
         given = (None if plan is None else plan.serving.histogram_buckets) or {}
-        self._bounds = histogram_bounds(given, sizes_up_to(max_model_len))
+        self._bounds = histogram_bounds(given, lengths)
         self._cores = {index: CoreTotals(self._bounds) for index in (0, *engine_indexes)}
         self._num_rejected: Mapping[str, int] = {}
         self._sleep_level: int | None = None
@@ -139,7 +138,7 @@ class EngineStats(Stats):
         name = plan.model.served_model_names[0]
         return cls(
             name,
-            plan.model.max_model_len,
+            plan.serving.length_buckets,
             plan=plan,
             options=options,
             engine_indexes=engine_indexes,
@@ -200,7 +199,7 @@ class EngineStats(Stats):
                 labels = {"model_name": self._model_name, "engine": engine, "sleep_state": name}
                 yield Gauge("engine_sleep_state", labels, float(level == self._sleep_level))
             if self._plan is not None:
-                cache = _cache_labels(self._plan.memory)
+                cache = self._plan.memory.labels
                 yield Gauge("cache_config_info", cache | {"engine": engine}, 1)
         if self._plan is not None and self._plan.adapters is not None:
             yield self._adapters_info(self._plan.adapters.max_loras)
@@ -366,25 +365,5 @@ class Buckets:
         return Histogram(name, labels, totals[-1], self.sum, dict(zip(texts, totals, strict=True)))
 
 
-def sizes_up_to(most: int) -> list[int]:
-    """Bounds 1, 2, 5, 10, 20, 50, … up to `most`."""
-    bounds = []
-    power = 1
-    while power <= most:
-        bounds += [digit * power for digit in (1, 2, 5) if digit * power <= most]
-        power *= 10
-    return bounds
-
-
 def _listed(names: Iterable[Sequence[str]]) -> str:
     return ",".join(sorted({name for each in names for name in each}))
-
-
-def _cache_labels(memory: MemoryPlan) -> dict[str, str]:
-    facts = {
-        "block_size": memory.block_size,
-        "num_gpu_blocks": memory.num_blocks,
-        "cache_dtype": memory.kv_dtype,
-        "enable_prefix_caching": memory.enable_prefix_caching,
-    }
-    return {name: str(value) for name, value in facts.items()}

@@ -122,11 +122,9 @@ class LoggingStatLogger(StatLoggerBase):
     def log_engine_initialized(self) -> None:
         plan = self._plan
         if plan is not None:
-            logger.info(
-                "The KV cache has %d blocks of %d tokens.",
-                plan.memory.num_blocks,
-                plan.memory.block_size,
-            )
+            labels = plan.memory.labels
+            count, size = labels["num_gpu_blocks"], labels["block_size"]
+            logger.info("The KV cache has %s blocks of %s tokens.", count, size)
 
     def log(self) -> None:
         """At DEBUG when nothing happened since the last line and before it."""

@@ -415,25 +415,17 @@ class Welcome(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     addresses: EngineZmqAddresses | None = None
     refusal: str | None = None
     incarnations: list[int] = []
-    data_parallel_size: int = 1
+    num_cores: int = 1
     may_change: bool = False
 
 
 class EngineCoreReadyResponse(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """READY, the first message of a core to each front end: who it is and what it can hold. Sent
-    when it can serve.
-    """
+    """READY, the first message of a core to each front end: who it is. Sent when it can serve."""
 
     protocol_version: int
     engine_index: int
     incarnation: int
     pid: int
-    max_model_len: int = 0
-    num_gpu_blocks: int = 0
-    block_size: int = 0
-    max_num_seqs: int = 0
-    max_num_batched_tokens: int = 0
-    dtype: str = ""
     version: str = ""
     is_headless: bool = False
 

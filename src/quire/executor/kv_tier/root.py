@@ -119,12 +119,12 @@ def root_parts(
     native, _ = find_native()
     isa = "none" if native is None else read_environment().cpu_isa or native.best_level()
     model = config.model
-    no_seed = () if model.load_format == "dummy" else ("seed",)
+    no_seed = () if model.has_drawn_weights else ("seed",)
     facts: dict[str, Any] = {
         "version": _VERSION,
         "code": _code_digest(),
         "torch": torch.__version__,
-        "libraries": _libraries(model.model_impl, platform),
+        "libraries": _libraries(platform, is_foreign=model.is_foreign),
         "plugins": _plugins(),
         "model": _plain(model, leave_out=("model", "model_folder", "served_model_names",
             "tokenizer_folder", "chat_template", "weights_folder", "packed_weights_bytes",
@@ -169,9 +169,9 @@ def _device(platform: Platform) -> str:
     return f"{about.name} {about.major}.{about.minor} {torch.version.cuda}"
 
 
-def _libraries(model_impl: str, platform: Platform) -> dict[str, str]:
+def _libraries(platform: Platform, *, is_foreign: bool) -> dict[str, str]:
     """The versions of what computes besides torch."""
-    names = ["transformers"] if model_impl == "transformers" else []
+    names = ["transformers"] if is_foreign else []
     if any(choice.provider == "triton" for choice in platform.ops.report()):
         names.append("triton")
     found = {name: str(importlib.import_module(name).__version__) for name in names}

@@ -15,13 +15,13 @@ SILENT_S = 10.0
 
 
 class NodeBeat(msgspec.Struct, tag=True, frozen=True):
-    """A machine is there: number `node_rank` of `nnodes`. `life` is drawn anew each time that its
+    """A machine is there: number `node` of `num_nodes`. `life` is drawn anew each time that its
     program starts.
     """
 
     protocol_version: int
-    node_rank: int
-    nnodes: int
+    node: int
+    num_nodes: int
     life: str
 
 
@@ -56,9 +56,9 @@ class KillRank(msgspec.Struct, tag=True, frozen=True):
     rank: int
 
 
-def node_identity(node_rank: int, life: str) -> bytes:
+def node_identity(node: int, life: str) -> bytes:
     """The routing id of a machine's socket, in one life of its program."""
-    return f"node{node_rank}-{life}".encode()
+    return f"node{node}-{life}".encode()
 
 
 FromNode: TypeAlias = NodeBeat | RankEnded

@@ -59,9 +59,9 @@ class NodeProcess(DistantProcess):
 
     pid = 0
 
-    def __init__(self, nodes: OtherMachines, node_rank: int, rank: int, program: str) -> None:
+    def __init__(self, nodes: OtherMachines, node: int, rank: int, program: str) -> None:
         super().__init__()
-        self.node_rank, self.rank = node_rank, rank
+        self.node, self.rank = node, rank
         self._nodes, self._program = nodes, program
 
     def start(self, message: ChildStart, fds: Sequence[int] = ()) -> None:
@@ -91,9 +91,9 @@ class OtherMachines:
     A machine that is silent for `SILENT_S`, or that has begun another life, has lost its ranks.
     """
 
-    def __init__(self, address: str, port: int, keys: ClusterKeys, nnodes: int) -> None:
+    def __init__(self, address: str, port: int, keys: ClusterKeys, num_nodes: int) -> None:
         self._life = secrets.token_hex(8)
-        self._nnodes = nnodes
+        self._num_nodes = num_nodes
         self._lives: dict[int, str] = {}
         self._signs: dict[int, float] = {}
         self._rivals: dict[str, float] = {}
@@ -122,9 +122,9 @@ class OtherMachines:
         self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
         self._thread.start()
 
-    def process(self, node_rank: int, rank: int, program: str) -> NodeProcess:
+    def process(self, node: int, rank: int, program: str) -> NodeProcess:
         """A process for a rank on a machine."""
-        found = NodeProcess(self, node_rank, rank, program)
+        found = NodeProcess(self, node, rank, program)
         with self._lock:
             self._processes[rank] = found
         return found
@@ -158,8 +158,8 @@ class OtherMachines:
             self._send_waiting()
             self._judge()
         self._send_waiting()
-        for node_rank in self._lives:
-            self._post(self._identity(node_rank), CoreBeat(self._life, is_over=True))
+        for node in self._lives:
+            self._post(self._identity(node), CoreBeat(self._life, is_over=True))
 
     def _take(self, identity: bytes, data: bytes = b"") -> None:
         try:
@@ -169,7 +169,7 @@ class OtherMachines:
             return
         if isinstance(message, RankEnded):
             process = self._processes.get(message.rank)
-            if process is not None and identity == self._identity(process.node_rank):
+            if process is not None and identity == self._identity(process.node):
                 process.finish(Ending(message.code, message.words, message.last_words))
             return
         refusal = self._refusal(message)
@@ -177,56 +177,56 @@ class OtherMachines:
             since = self._rivals.setdefault(message.life, time.monotonic())
             if time.monotonic() - since < 2 * RIVAL_S:
                 return  # its predecessor may have ended just now
-            refusal = f"machine {message.node_rank} is there already: each has a number of its own"
+            refusal = f"machine {message.node} is there already: each has a number of its own"
         elif not refusal:
             self._note(message)
         self._post(identity, CoreBeat(self._life, refusal))
 
     def _is_rival(self, beat: NodeBeat) -> bool:
         """Whether another machine with this number has given a sign just now."""
-        is_other = self._lives.get(beat.node_rank, beat.life) != beat.life
-        return is_other and time.monotonic() - self._signs[beat.node_rank] < RIVAL_S
+        is_other = self._lives.get(beat.node, beat.life) != beat.life
+        return is_other and time.monotonic() - self._signs[beat.node] < RIVAL_S
 
     def _refusal(self, beat: NodeBeat) -> str:
         if beat.protocol_version != PROTOCOL_VERSION:
             return "it is of another release"
-        if beat.nnodes != self._nnodes or not 0 < beat.node_rank < self._nnodes:
-            return f"machines 1 to {self._nnodes - 1} of {self._nnodes} are expected"
+        if beat.num_nodes != self._num_nodes or not 0 < beat.node < self._num_nodes:
+            return f"machines 1 to {self._num_nodes - 1} of {self._num_nodes} are expected"
         return ""
 
     def _note(self, beat: NodeBeat) -> None:
         """A machine is there, for the first time or again."""
-        if self._lives.get(beat.node_rank, beat.life) != beat.life:
-            self._lose(beat.node_rank, "was started again")
-        self._lives[beat.node_rank] = beat.life
-        self._signs[beat.node_rank] = time.monotonic()
+        if self._lives.get(beat.node, beat.life) != beat.life:
+            self._lose(beat.node, "was started again")
+        self._lives[beat.node] = beat.life
+        self._signs[beat.node] = time.monotonic()
 
     def _judge(self) -> None:
         now = time.monotonic()
-        for node_rank, seen in list(self._signs.items()):
+        for node, seen in list(self._signs.items()):
             if now - seen > SILENT_S:
-                self._lose(node_rank, f"gave no sign of life for {now - seen:.1f} s")
+                self._lose(node, f"gave no sign of life for {now - seen:.1f} s")
 
-    def _lose(self, node_rank: int, why: str) -> None:
-        del self._lives[node_rank], self._signs[node_rank]
+    def _lose(self, node: int, why: str) -> None:
+        del self._lives[node], self._signs[node]
         for process in list(self._processes.values()):
-            if process.node_rank == node_rank:
-                text = f"is lost, because machine {node_rank} {why}"
+            if process.node == node:
+                text = f"is lost, because machine {node} {why}"
                 process.finish(Ending(1, text, None))
 
     def _send_waiting(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for process, message in waiting:
-            if process.node_rank in self._lives:
-                self._post(self._identity(process.node_rank), message)
+            if process.node in self._lives:
+                self._post(self._identity(process.node), message)
             # a machine that is not there has no rank to end
             elif isinstance(message, StartRank):
                 with self._lock:
                     self._waiting.append((process, message))
 
-    def _identity(self, node_rank: int) -> bytes:
-        return node_identity(node_rank, self._lives.get(node_rank, ""))
+    def _identity(self, node: int) -> bytes:
+        return node_identity(node, self._lives.get(node, ""))
 
     def _post(self, identity: bytes, message: FromCore) -> None:
         self._socket.send_multipart([identity, to_msgpack(message)])
@@ -240,7 +240,8 @@ class NodeRanks(NetworkRanks):
     def __init__(
         self, nodes: OtherMachines, program: str, plan: Any, mesh: Mesh, address: str
     ) -> None:
-        each = mesh.world_size // plan.parallel.nnodes
+        _, num_nodes = plan.parallel.node_place
+        each = mesh.world_size // num_nodes
         self._nodes = nodes
 
         def start_process(rank: int) -> OwnedProcess:
@@ -265,12 +266,12 @@ def open_ranks(
 ) -> MultiprocExecutor:
     """Start a process for each rank that the plan has, here or on all of its machines."""
     parallel = config.parallel
-    if parallel.nnodes == 1:
+    if not parallel.spans_machines:
         return open_multiproc(config, platform=platform, exchange=exchange)
-    mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    mesh = parallel.mesh
     keys = cluster_keys(read_environment().cluster_secret)
     address = address_here("master_addr", parallel.master_addr)
-    nodes = OtherMachines(address, parallel.master_port, keys, parallel.nnodes)
+    nodes = OtherMachines(address, parallel.master_port, keys, parallel.node_place[1])
     try:
         ranks = NodeRanks(nodes, config.program, config.plan, mesh, address)
     except BaseException:

@@ -46,7 +46,7 @@ restarted by then.
 
 
 class RankHost:
-    """Machine `node_rank` of `nnodes`, whose core is at `endpoint`.
+    """Machine `node` of `num_nodes`, whose core is at `endpoint`.
 
     A core that is silent for `SILENT_S`, or that has begun another life, has lost the ranks here:
     they are killed. `run` serves one core after the other.
@@ -56,13 +56,13 @@ class RankHost:
         self,
         endpoint: str,
         server_key: bytes,
-        node_rank: int,
-        nnodes: int,
+        node: int,
+        num_nodes: int,
         cpus: Sequence[str] = ("",),
     ) -> None:
         """`cpus` lists the logical CPUs of the threads of each rank here; "": any."""
         self._endpoint, self._cpus = endpoint, cpus
-        self._beat = NodeBeat(PROTOCOL_VERSION, node_rank, nnodes, secrets.token_hex(8))
+        self._beat = NodeBeat(PROTOCOL_VERSION, node, num_nodes, secrets.token_hex(8))
         self._core_life = ""
         self._core_seen = time.monotonic()
         self._has_met = self._is_over = False
@@ -70,7 +70,7 @@ class RankHost:
         self._decoder = msgspec.msgpack.Decoder(FromCore)
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.identity = node_identity(node_rank, self._beat.life)
+        self._socket.identity = node_identity(node, self._beat.life)
         self._socket.linger = 0
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = 100, 1000
         introduce(self._socket, server_key)
@@ -81,7 +81,7 @@ class RankHost:
         """The host of this machine's ranks."""
         endpoint = f"tcp://{parallel.master_addr}:{parallel.master_port}"
         cpus = parallel.thread_cpus
-        return cls(endpoint, server_key, parallel.node_rank, parallel.nnodes, cpus)
+        return cls(endpoint, server_key, *parallel.node_place, cpus)
 
     def run(self, stop: socket.socket, patience_s: float = PATIENCE_S) -> int:
         """Serve until `stop` is readable or the core has ended and does not come back (0), or none
@@ -146,7 +146,7 @@ class RankHost:
             raise EngineError(f"The core refused this machine: {beat.refusal}.")
         if beat.life != self._core_life:
             self._end_ranks()
-            logger.info("Machine %d serves the core at %s.", self._beat.node_rank, self._endpoint)
+            logger.info("Machine %d serves the core at %s.", self._beat.node, self._endpoint)
         self._core_life, self._core_seen, self._has_met = beat.life, time.monotonic(), True
         self._is_over = beat.is_over
 

@@ -62,7 +62,7 @@ def open_ray(
 
     assert platform is None and exchange is None, "each rank opens the device that the plan names"
     parallel = config.parallel
-    mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    mesh = parallel.mesh
     group = WorkersGroup(parallel.ray or RayPlace(), mesh.world_size)
     name, environment = f"quire_Worker_{secrets.token_hex(4)}", carried_environment()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -270,7 +271,7 @@ def open_external_launcher(
     assert platform is None and exchange is None, "the plan names the device"
     launched, parallel = config.parallel.launched, config.parallel
     assert launched is not None, "the plan is that of a launched process"
-    mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    mesh = parallel.mesh
     try:
         connections = connect(launched, mesh, config)
     except PeersLost as error:
@@ -305,28 +306,37 @@ def connect(launched: LaunchedProcess, mesh: Mesh, config: WorkerConfig) -> Laun
     tensors = None
     if mesh.tp > 1:
         stage = meeting.among(f"tp {place.pp_rank}", place.group("tp"))
-        tensors = stage.open_group(config.parallel.device)
-    stages = open_stages(meeting, place, config.dtype)
+        tensors = stage.open_group(config.device_type)
+    stages = open_stages(meeting, place, config.torch_dtype)
     return LaunchConnections(place, meeting, peers, tensors, stages)
+
+
+_OWN_MODEL = {
+    "model", "model_folder", "served_model_names", "tokenizer_folder", "tokenizer_mode",
+    "chat_template", "weights_folder", "weight_bytes", "packed_weights_bytes", "prompts",
+    "hf_config", "encoder_transfer",
+}  # fmt: skip
+_OWN_MEMORY = {"num_blocks", "kv_cache_bytes", "memory_utilization", "kv_events", "kv_connector"}
+"""The decisions about the model and about memory that may differ between processes which plan the
+same steps: where files lie, and what follows from the memory of each.
+"""
+
+
+def _shared(part: msgspec.Struct, own: set[str]) -> dict[str, Any]:
+    """The decisions of a part of the plan in which processes have to agree."""
+    return {name: getattr(part, name) for name in part.__struct_fields__ if name not in own}
 
 
 def _agreed(config: WorkerConfig, peers: Peers) -> WorkerConfig:
     """The config with as few blocks as any process has. Raises InvalidParameter where they have
     been given different options.
     """
-    model, parallel, memory = config.model, config.parallel, config.memory
+    memory = config.memory
     peers.require_options(
         {
-            "tensor_parallel_size": parallel.tensor_parallel_size,
-            "pipeline_parallel_size": parallel.pipeline_parallel_size,
-            "architecture": model.architecture,
-            "vocab_size": model.vocab_size,
-            "dtype": model.dtype,
-            "quantization": model.quantization,
-            "max_model_len": model.max_model_len,
-            "block_size": memory.block_size,
-            "kv_cache_dtype": memory.kv_dtype,
-            "enable_prefix_caching": memory.enable_prefix_caching,
+            "tensor_parallel_size": config.parallel.mesh,
+            **_shared(config.model, _OWN_MODEL),
+            **_shared(memory, _OWN_MEMORY),
             "steps": config.steps,
             "speculative_config": config.speculation,
             "lora_config": config.adapters,

@@ -87,8 +87,7 @@ class LocalRanks(RankProcesses):
                 start = RankStart(
                     plan=plan,
                     rank=rank,
-                    tensor_parallel_size=mesh.tp,
-                    pipeline_parallel_size=mesh.pp,
+                    mesh=mesh,
                     cpus=cpus[rank] if len(cpus) == mesh.world_size else "",
                     link=own.fileno(),
                     board=self._board.fileno(),

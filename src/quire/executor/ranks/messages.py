@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from quire.distributed.mesh import Mesh
 from quire.executor.worker_config import WorkerFacts
 from quire.params import RequestParams
 from quire.processes.start_message import ChildStart
@@ -45,8 +46,7 @@ class RankStart(ChildStart, kw_only=True):
     protocol_version: int = 1
     plan: Any
     rank: int
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
+    mesh: Mesh
     cpus: str
     link: int = -1
     board: int = -1

@@ -483,7 +483,7 @@ def open_multiproc(
     assert platform is None and exchange is None, "each rank opens the device that the plan names"
     kind = worker_class(config.parallel)
     parallel = config.parallel
-    mesh = Mesh(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    mesh = parallel.mesh
     tier = config.memory.kv_tier
     shared = [] if tier is None or tier.memory_fd < 0 else [tier.memory_fd]
     return MultiprocExecutor(

@@ -103,8 +103,7 @@ class NetworkRanks(RankProcesses):
                     RankStart(
                         plan=plan,
                         rank=rank,
-                        tensor_parallel_size=mesh.tp,
-                        pipeline_parallel_size=mesh.pp,
+                        mesh=mesh,
                         cpus=cpus[rank] if len(cpus) == mesh.world_size else "",
                         distant=DistantRank(link_of, signs_of, aside_of, address, self._store.port),
                     )

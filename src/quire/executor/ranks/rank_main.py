@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from quire.distributed.mesh import Mesh, MeshPlace
+from quire.distributed.mesh import MeshPlace
 from quire.errors import EngineDeadError
 from quire.executor.platform import open_platform
 from quire.executor.ranks.aside import serve_aside
@@ -46,11 +46,11 @@ def serve_rank(
     start: RankStart, config: WorkerConfig, signs: SignsOfLife, on_ready: Callable[[], None]
 ) -> None:
     """As `run_rank`, of a rank that gives signs already."""
-    place = Mesh(start.tensor_parallel_size, start.pipeline_parallel_size).place(start.rank)
+    place = start.mesh.place(start.rank)
     bind_thread(parse_cpus(start.cpus))
     native, _ = find_native()
     take_torch_threads(config.parallel.num_threads if native is None else 1)
-    wiring = open_wiring(start, place, config.dtype, config.parallel.device)
+    wiring = open_wiring(start, place, config.torch_dtype, config.device_type)
     worker = build_worker(
         config, open_platform(config), group=wiring.group, stage=stage_of(config, place)
     )

@@ -92,8 +92,7 @@ def open_signs(start: RankStart) -> SignsOfLife:
     """The channel of a rank's signs. Raises PeersLost where the core is not reached."""
     if start.distant is not None:
         return SentSigns(call(start.distant.signs, _CONNECT_S))
-    size = start.tensor_parallel_size * start.pipeline_parallel_size
-    return BoardSigns(RankBoard(start.board, size), start.rank)
+    return BoardSigns(RankBoard(start.board, start.mesh.world_size), start.rank)
 
 
 def open_wiring(start: RankStart, place: MeshPlace, dtype: torch.dtype, device: str) -> RankWiring:

@@ -132,9 +132,9 @@ async def get_world_size(server: Server, request: Request) -> Response:
     plan = server.engine.vllm_config
     assert plan is not None, "engines for serving are made from plans"
     parallel = plan.parallel
-    size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    size = parallel.mesh.world_size
     if include_dp:
-        size *= parallel.data_parallel_size
+        size *= parallel.mesh.dp
     return json_response({"world_size": size})
 
 

@@ -15,11 +15,10 @@ from quire.server.context import Server
 logger = logging.getLogger(__name__)
 
 
-async def keep_history(server: Server, device: str) -> None:
-    """Add a sample to the server's history every period, until this is cancelled; `device`: the
-    engine's, in torch's spelling.
+async def keep_history(server: Server, *, has_gpu: bool) -> None:
+    """Add a sample to the server's history every period, until this is cancelled; `has_gpu`: the
+    engine runs on one.
     """
-    has_gpu = device.startswith("cuda")
     # One of several API servers is a child of the process that started the engine's.
     root = os.getppid() if server.in_flight.has_neighbours else os.getpid()
     while True:

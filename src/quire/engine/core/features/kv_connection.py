@@ -168,7 +168,7 @@ class KVConnection(CoreFeature):
         """The full blocks with computed tokens that a request has, by the names of contents."""
         memory, found = self._scheduler.memory, {}
         for number, (group, table) in enumerate(zip(memory.groups, request.block_ids, strict=True)):
-            stride = group.block_size // memory.block_size
+            stride = group.block_size // memory.key_size
             count = request.num_reusable_tokens // group.block_size
             for index, block in enumerate(table[:count]):
                 if block != NULL_BLOCK and (index + 1) * stride <= len(request.keys):

@@ -52,7 +52,7 @@ class KVEvents(CoreFeature):
         takes a connector's own events.
         """
         self._tier_contents, self._media, self._of_connector = tier_contents, media, of_connector
-        self._block_size = scheduler.config.block_size
+        self._block_size = scheduler.memory.key_size
         self._groups = scheduler.config.groups
         self._publisher = publisher
         self._rank, self._adapter_of, self._clock = rank, adapter_of, clock

@@ -37,7 +37,8 @@ def picture_prompts(
 ) -> PromptsWithPictures:
     """Raises LoadError for side files that do not say how pictures are processed."""
     whole = config_of_whole(model.hf_config)
-    files = check_picture_files(read_picture_settings(Path(model.model_folder), whole), model.model)
+    folder = model.model_folder
+    files = check_picture_files(read_picture_settings(Path(folder), whole), folder)
     settings = PictureSettings(files.changed(media.processor_kwargs), files.rule)
     decoder = read_spec(model.hf_config, model.pooler)
     vision, _ = read_vision(model.hf_config, decoder.dim)
