@@ -1,12 +1,13 @@
-"""The time of a weight update beside that of copying its bytes: python update_speed.py [SHAPE].
+"""The time of a weight update beside that of a copy: python update_speed.py [SHAPE [BACKEND ...]].
 
-An engine of SHAPE (0.6b) in a process of its own gets all its weights three times, in bfloat16 and
+An engine of SHAPE (0.6b) in a process of its own gets all its weights five times, in bfloat16 and
 rounded to int8, by shared memory and by a process group of gloo; this process is the trainer. Of
 shared memory "in place" is that of a trainer whose own tensors lie there. A line is the best of
-three: seconds of start, update and finish, of copying the same bytes once within this process (by
+five: seconds of start, update and finish, of copying the same bytes once within this process (by
 torch, in two threads), their ratio, the seconds from the end of the update to the next token, by
 how much the memory of the engine's core was higher during updates than before, and the bytes of two
-layers. The last line is JSON.
+layers. Those of gloo also have the seconds in which it brings the same tensors to another process
+that does nothing with them. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -25,8 +27,9 @@ import torch
 from safetensors import safe_open
 
 from quire import LLM, SamplingParams
-from quire.distributed.named_tensors import TensorMeta
+from quire.distributed.named_tensors import TensorMeta, bytes_of
 from quire.distributed.shared_buffer import SharedBuffer, aligned
+from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
 from quire.testing import make_checkpoint
 from quire.trainers.clients import LocalWeightSyncClient
 from quire.trainers.senders import (
@@ -35,8 +38,9 @@ from quire.trainers.senders import (
     WeightTransferTrainerFactory,
 )
 
-TIMES = 3
+TIMES = 5
 BUFFER_BYTES = 16 << 20
+BACKENDS = ("ipc, in place", "ipc", "nccl")
 
 
 class FileSource:
@@ -121,6 +125,42 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+RECEIVER = """
+import sys
+import torch
+from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
+torch.set_num_threads(1)
+group = StatelessProcessGroup.create("127.0.0.1", int(sys.argv[1]), 1, 2)
+communicator = PyNcclCommunicator(group, "cpu")
+room = torch.ones(int(sys.argv[2]), dtype=torch.uint8)
+sizes = [int(size) for size in sys.argv[3].split(",")]
+for _ in range(int(sys.argv[4])):
+    group.barrier()
+    for work in [communicator.start_broadcast(room[:size], 0) for size in sizes]:
+        work.wait()
+    group.barrier()
+"""
+
+
+def gloo_s(source: FileSource) -> float:
+    """Seconds in which gloo brings the tensors to another process, into memory that is there."""
+    port, sizes = free_port(), [tensor.nbytes for _, tensor in source]
+    given = [str(port), str(max(sizes)), ",".join(map(str, sizes)), str(TIMES)]
+    other = subprocess.Popen([sys.executable, "-c", RECEIVER, *given])
+    group = StatelessProcessGroup.create("127.0.0.1", port, 0, 2)
+    communicator = PyNcclCommunicator(group, "cpu")
+    best = float("inf")
+    for _ in range(TIMES):
+        group.barrier()
+        began = time.perf_counter()
+        for work in [communicator.start_broadcast(bytes_of(t), 0) for _, t in source]:
+            work.wait()
+        group.barrier()
+        best = min(best, time.perf_counter() - began)
+    other.wait()
+    return best
+
+
 def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, Any]:
     """One line."""
     source = FileSource(folder)
@@ -136,9 +176,7 @@ def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, A
     if backend.endswith("in place"):
         info, buffer = IPCTrainerInitInfo(packed=False), source.share()
     if backend == "nccl":
-        info = NCCLTrainerInitInfo(
-            "127.0.0.1", free_port(), 2, packed_buffer_size_bytes=2 * BUFFER_BYTES
-        )
+        info = NCCLTrainerInitInfo("127.0.0.1", free_port(), 2)
     sender = WeightTransferTrainerFactory.trainer_init(
         info, client=LocalWeightSyncClient(llm), source=source
     )
@@ -159,12 +197,16 @@ def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, A
         buffer.close()
     layer = sum(t.nbytes for n, t in source if ".layers.0." in n)
     copied_s = copy_s(source)
-    return {
+    line = {
         "backend": backend, "quantization": quantization or "bfloat16",
         "MB": source.nbytes // 10**6, "update_s": round(update_s, 3), "copy_s": round(copied_s, 3),
         "copy/update": round(copied_s / update_s, 2), "first_token_s": round(first_token_s, 3),
         "extra_MB": round(extra / 1e6), "two_layers_MB": round(2 * layer / 1e6),
     }  # fmt: skip
+    if backend == "nccl":
+        alone_s = gloo_s(source)
+        line |= {"gloo_s": round(alone_s, 3), "gloo/update": round(alone_s / update_s, 2)}
+    return line
 
 
 def main() -> int:
@@ -174,7 +216,7 @@ def main() -> int:
     lines = []
     with tempfile.TemporaryDirectory() as base:
         folder = make_checkpoint(Path(base) / "model", shape)
-        for backend in ("ipc, in place", "ipc", "nccl"):
+        for backend in BACKENDS if len(sys.argv) < 3 else sys.argv[2:]:
             for quantization in (None, "int8"):
                 lines.append(measure(folder, backend, quantization))
                 print(lines[-1], flush=True)

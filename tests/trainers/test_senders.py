@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
 from quire.distributed.shared_buffer import SharedBuffer
-from quire.errors import InvalidParameter, WeightUpdateError
+from quire.errors import InvalidParameter, LoadError, WeightUpdateError
 from quire.testing import make_checkpoint
 from quire.trainers.clients import LocalWeightSyncClient
 from quire.trainers.earlier import (
@@ -116,6 +116,24 @@ def test_shared_parameters_are_read_where_they_are(folder, module, monkeypatch):
     check(llm, module)
     sender.shutdown()
     buffer.close()
+
+
+def test_a_group_goes_on_after_a_tensor_that_did_not_fit(folder, module):
+    llm = opened(folder, "nccl")
+    sender = WeightTransferTrainerFactory.trainer_init(
+        NCCLTrainerInitInfo("127.0.0.1", free_port(), 2),
+        client=LocalWeightSyncClient(llm),
+        source=ModuleSource(module),
+    )
+    train(module, 1)
+    first = next(module.parameters())
+    kept = first.data.clone()
+    first.data[0] = torch.nan
+    with pytest.raises(LoadError, match="NaN"):
+        sender.send_weights()
+    first.data = kept
+    sender.send_weights()
+    check(llm, module)
 
 
 class ActorDied(Exception):

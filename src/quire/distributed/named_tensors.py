@@ -5,7 +5,9 @@ into buffers. Trainer and worker follow from it in which order they send and rec
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from quire.errors import InvalidParameter
 
 BUFFER_BYTES = 1 << 30
 """After so many bytes a buffer is sent."""
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
 
 
 class TensorMeta(NamedTuple):
@@ -62,6 +65,30 @@ def chunks_of(metas: Iterable[TensorMeta], limit: int) -> Iterator[list[TensorMe
             chunk, total = [], 0
     if chunk:
         yield chunk
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer that a tensor is of; None: it is of none."""
+    match = _LAYER.search(name)
+    return int(match[1]) if match else None
+
+
+def layer_runs(metas: Iterable[TensorMeta], limit: int) -> Iterator[list[TensorMeta]]:
+    """Tensors in their order, in runs of whole layers with no more than `limit` bytes, unless one
+    layer has more. Engines load a layer from where it was received.
+    """
+    run: list[TensorMeta] = []
+    total = 0
+    for _, layer in groupby(metas, lambda meta: layer_of(meta.name)):
+        group = list(layer)
+        size = sum(meta.nbytes for meta in group)
+        if run and total + size > limit:
+            yield run
+            run, total = [], 0
+        run += group
+        total += size
+    if run:
+        yield run
 
 
 def views_of(buffer: Tensor, metas: Sequence[TensorMeta]) -> Iterator[tuple[str, Tensor]]:

@@ -131,13 +131,23 @@ class PyNcclCommunicator:
         except RuntimeError as error:
             text = f"The other processes of the group did not come: {error}"
             raise WeightUpdateError(text) from error
-        self._run(self._group.barrier())
+        BroadcastWork(_started(self._group.barrier)).wait()
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
         """Give the tensor of process `src` to all, in place. Raises WeightUpdateError."""
+        self.start_broadcast(tensor, src).wait()
+
+    def start_broadcast(self, tensor: Tensor, src: int) -> BroadcastWork:
+        """The same without waiting: broadcasts that have begun go on one after the other. The
+        tensor stays as it is, and its memory where it is, until `wait`.
+        """
+        if self.disabled or not tensor.numel():
+            return BroadcastWork(None)
         options: Any = distributed.BroadcastOptions()  # type: ignore[attr-defined]
         options.rootRank = src
-        self._one(tensor, lambda data: self._group.broadcast([data], options))
+        return BroadcastWork(
+            _started(lambda: self._group.broadcast([_flat_bytes(tensor)], options))
+        )
 
     def all_reduce(self, in_tensor: Tensor, op: Any = None, stream: Any = None) -> Tensor:
         """The sum over all processes. Raises InvalidParameter for another `op`."""
@@ -161,18 +171,10 @@ class PyNcclCommunicator:
         self._group = None
 
     def _one(self, tensor: Tensor, start: Callable[[Tensor], Any], as_bytes: bool = True) -> None:
-        if self.disabled:
+        if self.disabled or not tensor.numel():
             return
-        assert tensor.is_contiguous(), "a tensor is sent as it lies in memory"
-        if not tensor.numel():
-            return
-        self._run(start(tensor.view(-1).view(torch.uint8) if as_bytes else tensor))
-
-    def _run(self, work: Any) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise WeightUpdateError(f"Another process of the group is gone: {error}") from error
+        data = _flat_bytes(tensor) if as_bytes else tensor
+        BroadcastWork(_started(lambda: start(data))).wait()
 
     def _gloo(self, store: Any) -> Any:
         gloo: Any = distributed.ProcessGroupGloo  # its stub knows little of it
@@ -187,3 +189,28 @@ class PyNcclCommunicator:
         options = nccl.Options()
         options._timeout = timedelta(seconds=TIMEOUT_S)
         return nccl(store, self.rank, self.world_size, options)
+
+
+class BroadcastWork:
+    """Something that processes of a group have begun to do together."""
+
+    def __init__(self, work: Any) -> None:
+        """`work` None: it is done."""
+        self._work = work
+
+    def wait(self) -> None:
+        """Wait for its end. Raises WeightUpdateError."""
+        if self._work is not None:
+            _started(self._work.wait)
+
+
+def _started(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except RuntimeError as error:
+        raise WeightUpdateError(f"Another process of the group is gone: {error}") from error
+
+
+def _flat_bytes(tensor: Tensor) -> Tensor:
+    assert tensor.is_contiguous(), "a tensor is sent as it lies in memory"
+    return tensor.view(-1).view(torch.uint8)

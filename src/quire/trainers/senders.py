@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,22 +14,36 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from quire.distributed.named_tensors import BUFFER_BYTES, TensorMeta, bytes_of, chunks_of
+from quire.distributed.named_tensors import (
+    BUFFER_BYTES,
+    TensorMeta,
+    bytes_of,
+    chunks_of,
+    layer_runs,
+)
 from quire.distributed.shared_buffer import SharedBuffer, aligned, handle_of
-from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
+from quire.distributed.trainer_group import (
+    BroadcastWork,
+    PyNcclCommunicator,
+    StatelessProcessGroup,
+)
 from quire.errors import InvalidParameter
 from quire.trainers.clients import WeightSyncClient
-from quire.trainers.sources import WeightSource, described, update_groups
+from quire.trainers.sources import WeightSource, described
 
 logger = logging.getLogger(__name__)
 
 _ROOT = 0
 _SHARED_BYTES = 16 << 20
+_MOST_ON_THE_WAY = 4
+"""Broadcasts that have begun, so that the next one goes on where one has ended."""
 
 
 @dataclass
 class NCCLTrainerInitInfo:
-    """A process group of the trainer's first rank and all workers. `world_size` counts both."""
+    """A process group of the trainer's first rank and all workers. `world_size` counts both.
+    packed: tensors are put together into buffers, on a GPU; gloo sends each from where it lies.
+    """
 
     master_address: str
     master_port: int
@@ -90,6 +105,7 @@ class GroupSender(WeightSender):
         self, init_info: NCCLTrainerInitInfo, client: WeightSyncClient, source: WeightSource
     ) -> None:
         super().__init__(init_info, client, source)
+        self._is_packed = init_info.packed and _device_of(init_info).type == "cuda"
         if not self._is_root:
             return
         body = {
@@ -97,7 +113,7 @@ class GroupSender(WeightSender):
             "master_port": init_info.master_port,
             "rank_offset": 1,
             "world_size": init_info.world_size,
-            "packed": init_info.packed,
+            "packed": self._is_packed,
             "packed_buffer_size_bytes": init_info.packed_buffer_size_bytes,
             "packed_num_buffers": init_info.packed_num_buffers,
         }
@@ -107,13 +123,13 @@ class GroupSender(WeightSender):
 
     def _send(self) -> None:
         tensors, most = iter(self._source), self._info.packed_buffer_size_bytes
-        for group in update_groups(self._source.metadata(), most):
+        for group in layer_runs(self._source.metadata(), most):
             while_engine(
                 partial(self._client.update_weights, described(group)),
                 partial(
                     broadcast_all,
                     *(self._communicator, islice(tensors, len(group)), group),
-                    most if self._info.packed else None,
+                    most if self._is_packed else None,
                 ),
             )
 
@@ -138,7 +154,7 @@ class MemorySender(WeightSender):
             self._client.update_weights(self._in_place())
             return
         tensors = iter(self._source)
-        for chunk in update_groups(self._source.metadata(), self._info.packed_buffer_size_bytes):
+        for chunk in layer_runs(self._source.metadata(), self._info.packed_buffer_size_bytes):
             buffer = self._room(sum(meta.nbytes for meta in chunk))
             at, sizes = 0, []
             for meta in chunk:
@@ -222,8 +238,11 @@ def open_group(info: NCCLTrainerInitInfo) -> PyNcclCommunicator:
     group = StatelessProcessGroup.create(
         info.master_address, info.master_port, _ROOT, info.world_size
     )
-    device = info.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return PyNcclCommunicator(group, torch.device(device))
+    return PyNcclCommunicator(group, _device_of(info))
+
+
+def _device_of(info: NCCLTrainerInitInfo) -> torch.device:
+    return torch.device(info.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def broadcast_all(
@@ -234,9 +253,15 @@ def broadcast_all(
 ) -> None:
     """Broadcast tensors in their order: in buffers of more than `limit` bytes, or one by one."""
     values: Iterator[tuple[str, Tensor]] = iter(tensors)
+    on_the_way: deque[tuple[BroadcastWork, Tensor]] = deque()
     for chunk in chunks_of(metas, limit) if limit is not None else ([meta] for meta in metas):
         parts = [bytes_of(next(values)[1]).to(communicator.device) for _ in chunk]
-        communicator.broadcast(parts[0] if len(parts) == 1 else torch.cat(parts), _ROOT)
+        data = parts[0] if len(parts) == 1 else torch.cat(parts)
+        on_the_way.append((communicator.start_broadcast(data, _ROOT), data))
+        if len(on_the_way) > _MOST_ON_THE_WAY:
+            on_the_way.popleft()[0].wait()
+    for work, _ in on_the_way:
+        work.wait()
 
 
 def while_engine(call: Callable[[], None], act: Callable[[], Any]) -> Any:

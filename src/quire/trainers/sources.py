@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from quire.distributed.named_tensors import TensorMeta as ParamMeta
+from quire.distributed.named_tensors import layer_of
 from quire.distributed.shared_buffer import SharedBuffer, aligned
 
 __all__ = ["ModuleSource", "ParamMeta", "WeightSource", "layerwise_groups", "share_parameters"]
-
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
 
 
 class WeightSource(Protocol):
@@ -91,9 +88,9 @@ def layerwise_groups(names: Iterable[str]) -> list[list[str]]:
     groups: dict[object, list[str]] = {}
     seen_layer = False
     for name in names:
-        match = _LAYER.search(name)
-        seen_layer = seen_layer or match is not None
-        key: object = int(match[1]) if match else ("after" if seen_layer else "before")
+        layer = layer_of(name)
+        seen_layer = seen_layer or layer is not None
+        key: object = layer if layer is not None else ("after" if seen_layer else "before")
         groups.setdefault(key, []).append(name)
     return list(groups.values())
 
@@ -119,23 +116,3 @@ def described(metas: Iterable[ParamMeta]) -> dict[str, list[object]]:
         "dtype_names": [meta.dtype_name for meta in metas],
         "shapes": [list(meta.shape) for meta in metas],
     }
-
-
-def update_groups(metas: Iterable[ParamMeta], limit: int) -> Iterator[list[ParamMeta]]:
-    """Tensors in the order of a source, in runs of whole layers with no more than `limit` bytes,
-    unless one layer has more. Engines load a layer from where it was received.
-    """
-    metas = list(metas)
-    layer_of = [m[1] if (m := _LAYER.search(meta.name)) else "" for meta in metas]
-    run: list[ParamMeta] = []
-    total = 0
-    for _, places in groupby(range(len(metas)), layer_of.__getitem__):
-        group = [metas[i] for i in places]
-        size = sum(meta.nbytes for meta in group)
-        if run and total + size > limit:
-            yield run
-            run, total = [], 0
-        run += group
-        total += size
-    if run:
-        yield run

@@ -5,22 +5,25 @@ in a GPU's memory and over gloo on CPUs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from quire.distributed.named_tensors import BUFFER_BYTES, TensorMeta, chunks_of, metas_of, views_of
+from quire.distributed.named_tensors import BUFFER_BYTES, metas_of
 from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
 from quire.errors import NotBuiltYet, WeightUpdateError
 from quire.executor.weight_transfer.engines import WeightTransferEngine
+from quire.executor.weight_transfer.incoming import (
+    IncomingTensors,
+    Rooms,
+    packed_windows,
+    separate_windows,
+)
 
 logger = logging.getLogger(__name__)
-
-_TRAINER = 0
-_MOST_KEPT = 64 << 20
 
 
 @dataclass
@@ -60,8 +63,10 @@ class GroupTransferEngine(WeightTransferEngine):
     supports_draft_weight_update = True
     _communicator: PyNcclCommunicator | None = None
     _init: GroupInitInfo | None = None
-    _buffer: Tensor | None = None
-    """Memory that tensors are received in, one after the other: fresh memory is slow."""
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._rooms = Rooms(device)
 
     def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
         """Join the group. Raises WeightUpdateError."""
@@ -90,31 +95,22 @@ class GroupTransferEngine(WeightTransferEngine):
         metas = metas_of(update_info.names, update_info.dtype_names, update_info.shapes)
         packed = self._init.packed if update_info.packed is None else update_info.packed
         limit = update_info.packed_buffer_size_bytes or self._init.packed_buffer_size_bytes
-        for part in chunks_of(metas, limit) if packed else ([meta] for meta in metas):
-            self.load(self._received(part))
+        windows = packed_windows(metas, limit) if packed else separate_windows(metas)
+        incoming = iter(IncomingTensors(self._communicator, windows, self._rooms))
+        try:
+            for tensors in incoming:
+                self.load(tensors)
+        except Exception:
+            # the trainer sends what it has announced, and is not to wait for somebody to take it
+            with suppress(WeightUpdateError):
+                deque(incoming, maxlen=0)
+            raise
 
     def finish_weight_update(self) -> None:
-        self._buffer = None
+        self._rooms.clear()
 
     def shutdown(self) -> None:
-        self._buffer = None
+        self._rooms.clear()
         if self._communicator is not None:
             self._communicator.destroy()
             self._communicator = None
-
-    def _received(self, metas: list[TensorMeta]) -> Iterator[tuple[str, Tensor]]:
-        communicator: Any = self._communicator
-        buffer = self._room(sum(meta.nbytes for meta in metas))
-        communicator.broadcast(buffer, _TRAINER)
-        yield from views_of(buffer, metas)
-
-    def _room(self, nbytes: int) -> Tensor:
-        """Memory for what comes next. What is larger than is kept is of one use."""
-        kept = self._buffer
-        if kept is None or len(kept) < nbytes:
-            # let go of first: there may be no room for both
-            kept = self._buffer = None
-            kept = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-            if nbytes <= _MOST_KEPT:
-                self._buffer = kept
-        return kept[:nbytes]

@@ -1,0 +1,125 @@
+"""Tensors that a trainer broadcasts to a worker: while some are loaded, the next are received."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.distributed.named_tensors import TensorMeta, chunks_of, layer_runs, views_of
+from quire.distributed.trainer_group import BroadcastWork, PyNcclCommunicator
+
+_TRAINER = 0
+_WINDOW_BYTES = 32 << 20
+"""Separate tensors that are received before they are loaded: whole layers."""
+_MOST_KEPT = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tensors that are loaded together, and the messages that they come in."""
+
+    messages: Sequence[Sequence[TensorMeta]]
+
+    @property
+    def nbytes(self) -> int:
+        """All of them."""
+        return sum(meta.nbytes for message in self.messages for meta in message)
+
+
+def packed_windows(metas: Iterable[TensorMeta], limit: int) -> list[Window]:
+    """Those of tensors in buffers with more than `limit` bytes."""
+    return [Window([chunk]) for chunk in chunks_of(metas, limit)]
+
+
+def separate_windows(metas: Iterable[TensorMeta]) -> list[Window]:
+    """Those of tensors that come by themselves."""
+    return [Window([[meta] for meta in run]) for run in layer_runs(metas, _WINDOW_BYTES)]
+
+
+class Rooms:
+    """Memory of two windows, of which one is received and one is loaded. It is used again, since
+    fresh memory is slow; that of a window with more than `_MOST_KEPT` bytes goes with it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: list[Tensor | None] = [None, None]
+
+    def take(self, place: int, nbytes: int) -> Tensor:
+        """Memory for the window of this number, when that of two before is loaded."""
+        kept = self._kept[place % 2]
+        if kept is None or len(kept) < nbytes:
+            # let go of first: there may be no room for both
+            kept = self._kept[place % 2] = None
+            kept = self._fresh(nbytes)
+            if nbytes <= _MOST_KEPT:
+                self._kept[place % 2] = kept
+        return kept[:nbytes]
+
+    def _fresh(self, nbytes: int) -> Tensor:
+        if self._device.type != "cpu" or not nbytes:
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        # the C library keeps what is smaller than 32 MiB; and huge pages are often not to be had
+        # without a search that takes longer than all of the update
+        pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=torch.uint8)
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._kept = [None, None]
+
+
+class IncomingTensors:
+    """The tensors of some windows, by their names. Those of a window are there until the next one
+    is asked for.
+    """
+
+    def __init__(
+        self, communicator: PyNcclCommunicator, windows: Sequence[Window], rooms: Rooms
+    ) -> None:
+        self._communicator = communicator
+        self._windows = windows
+        self._rooms = rooms
+
+    def __iter__(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """Raises WeightUpdateError when the trainer is gone."""
+        ahead: _Reception | None = None
+        for place in range(len(self._windows)):
+            now = ahead or self._begin(place)
+            ahead = None
+            if place + 1 < len(self._windows) and self._windows[place + 1].nbytes <= _MOST_KEPT:
+                ahead = self._begin(place + 1)
+            tensors = now.tensors()
+            del now
+            yield tensors
+            tensors.clear()  # before the next of them need memory
+
+    def _begin(self, place: int) -> _Reception:
+        window = self._windows[place]
+        room = self._rooms.take(place, window.nbytes)
+        works, at = [], 0
+        for message in window.messages:
+            size = sum(meta.nbytes for meta in message)
+            works.append(self._communicator.start_broadcast(room[at : at + size], _TRAINER))
+            at += size
+        return _Reception(window, room, works)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reception:
+    """A window that is received into `room`."""
+
+    window: Window
+    room: Tensor
+    works: list[BroadcastWork]
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """Wait for them."""
+        for work in self.works:
+            work.wait()
+        metas = [meta for message in self.window.messages for meta in message]
+        return list(views_of(self.room, metas))
