@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -53,8 +55,24 @@ async def server_info(server: Server, request: Request) -> Response:
         name: {"value": _plain(value), "reason": plan.reasons[name]}
         for name, value in plan.decided()
     }
-    info = {"version": __version__, "plan": decided}
+    info: dict[str, Any] = {"version": __version__, "plan": decided}
+    if request.query_params.get("config_format") == "json":
+        info["vllm_config"] = _by_their_names(plan)
     return json_response(info)
+
+
+def _by_their_names(plan: Any) -> dict[str, Any]:
+    """The facts that trainers look up, under the names that vLLM has for them."""
+    parallel, transfer = plan.parallel, plan.weight_transfer
+    return {
+        "model_config": {"model": plan.model.model, "max_model_len": plan.model.max_model_len},
+        "parallel_config": {
+            "tensor_parallel_size": parallel.tensor_parallel_size,
+            "pipeline_parallel_size": parallel.pipeline_parallel_size,
+            "data_parallel_size": parallel.data_parallel_size,
+        },
+        "weight_transfer_config": None if transfer is None else {"backend": transfer.backend},
+    }
 
 
 def _plain(value: object) -> object:

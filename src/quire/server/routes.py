@@ -40,6 +40,7 @@ from quire.server.responses import routes as responses
 from quire.server.responses.input_items import InputItems
 from quire.server.responses.replies import CompactedResponse, InputTokens, ResponseObject
 from quire.server.responses.requests import ResponsesRequest
+from quire.server.tokens_out import TokensReply, TokensRequest, generate_tokens
 
 HEALTH_ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/health", health.health),
@@ -158,3 +159,8 @@ ROUTES: tuple[RouteEntry, ...] = (
 
 TOKENIZER_INFO = RouteEntry("GET", "/tokenizer_info", tokens.tokenizer_info)
 """Served with --enable-tokenizer-info-endpoint."""
+
+TOKENS_OUT = RouteEntry(
+    "POST", "/inference/v1/generate", generate_tokens, TokensRequest, TokensReply, needs="generate"
+)
+"""Served with --enable-scale-out."""

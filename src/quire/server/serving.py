@@ -22,7 +22,7 @@ from quire.server.endpoint_plugins import EndpointPlugins
 from quire.server.http.acceptor import most_connections
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
 from quire.server.page.history import keep_history
-from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO
+from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO, TOKENS_OUT
 
 _MOST_ADMINISTRATORS = 16
 """Connections to the port of the administration, besides streams that are taken over."""
@@ -169,6 +169,8 @@ def _routes(args: ServerArgs, *, with_admin: bool) -> list[RouteEntry]:
     routes = list(ROUTES)
     if args.enable_tokenizer_info_endpoint:
         routes.append(TOKENIZER_INFO)
+    if args.enable_scale_out:
+        routes.append(TOKENS_OUT)
     if with_admin:
         routes += (*ADMIN_ROUTES, *DRAIN_ROUTES, *WEIGHT_ROUTES)
     return routes

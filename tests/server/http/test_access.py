@@ -4,6 +4,7 @@ elsewhere, heads and bodies that are too large or too slow.
 
 import socket
 import time
+from base64 import b64encode
 
 import httpx
 import pytest
@@ -77,6 +78,7 @@ def test_t22_no_path_and_no_host_opens_a_door(guarded, path, host):
         {"Authorization": KEY},
         {"Authorization": "Basic " + KEY},
         {"Authorization": "Bearer"},
+        {"Authorization": "Basic " + b64encode(b"first-key:").decode()},
         {"Authorization": "Bearer first-key second-key"},
         {"Authorization": "Bearer ä".encode("latin-1")},
         {"x-api-key": ""},
@@ -88,6 +90,7 @@ def test_t22_wrong_keys(guarded, headers):
 
 
 @pytest.mark.parametrize("headers", [
+    {"Authorization": "Basic " + b64encode(b"me:first-key").decode()},
     {"Authorization": "Bearer first-key"}, {"authorization": "bearer second-key"},
     {"X-Api-Key": "second-key"},
 ])  # fmt: skip

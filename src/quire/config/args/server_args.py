@@ -189,6 +189,9 @@ class ServerArgs(CommandLineOptions):
     enable_tokenizer_info_endpoint: bool = _REPLY.flag(
         False, "Serve /tokenizer_info: the chat template and the special tokens."
     )
+    enable_scale_out: bool = _REPLY.flag(
+        False, "Serve /inference/v1/generate, which takes and gives token ids."
+    )
     enable_request_id_headers: bool = _REPLY.flag(True, "Answer with the header X-Request-Id.")
     sse_keep_alive_interval: float = _REPLY.number(
         15.0,
@@ -224,9 +227,6 @@ class ServerArgs(CommandLineOptions):
     )
     tokens_only: bool = unbuilt(
         False, "serve token ids alone", "Send token ids to /v1/completions."
-    )
-    enable_scale_out: bool = unbuilt(
-        False, "routes between servers", "Send token ids to /v1/completions."
     )
     grpc: bool = unbuilt(False, "serve gRPC", "Use HTTP.")
 

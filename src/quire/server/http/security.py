@@ -6,6 +6,7 @@ so a new route is guarded without being listed.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 from collections.abc import Sequence
@@ -31,8 +32,9 @@ def owner_of(request: Request) -> bytes | None:
 class KeyGuard:
     """Lets a request pass that brings one of `keys`; used only where keys are configured.
 
-    The key is taken from `Authorization: Bearer KEY` or `x-api-key: KEY`. Digests are compared, in
-    constant time, with all keys each time.
+    The key is taken from `Authorization: Bearer KEY`, from `x-api-key: KEY`, or from the password
+    of `Authorization: Basic`, for programs that have it from `.netrc` alone. Digests are compared,
+    in constant time, with all keys each time.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -72,9 +74,18 @@ def _key_of(scope: Scope) -> bytes:
             scheme, _, key = bytes(value).partition(b" ")
             if scheme.lower() == b"bearer":
                 return key.strip()
+            if scheme.lower() == b"basic":
+                return _password(key.strip())
         if name == b"x-api-key":
             return bytes(value)
     return b""
+
+
+def _password(credentials: bytes) -> bytes:
+    try:
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _digest(key: bytes) -> bytes:
