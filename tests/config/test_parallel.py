@@ -5,7 +5,8 @@ import pytest
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.resolve.resolve import resolve
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, NotBuiltYet
+from quire.models.cutting.rank_facts import RankFacts
 from tests.config import plans
 
 MODEL, MACHINE = plans.make_model(), plans.make_machine(num_cores=8)
@@ -168,6 +169,14 @@ def test_experts_are_spread_over_the_cores_of_one_machine():
     assert (two.parallel.enable_expert_parallel, two.parallel.use_graphs) == (True, False)
     one = spread()
     assert (one.parallel.enable_expert_parallel, one.parallel.use_graphs) == (False, True)
+
+
+@pytest.mark.parametrize("wish", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_experts_are_not_spread_over_cores_with_ranks(wish):
+    [name] = wish
+    rank = RankFacts(memories=(), num_parameters=1, stage_layers=(1, 1), same_bits=True)
+    with pytest.raises(NotBuiltYet, match=f"{name}.*have one worker each"):
+        spread(msgspec.structs.replace(MOE, rank=rank), data_parallel_size=2, **wish)
 
 
 def test_experts_may_be_spread_over_machines():

@@ -113,6 +113,8 @@ def decide_expert_parallel(d: Decisions) -> None:
             "Give data_parallel_size_local 1 or more.",
         )
     reason = f"experts are spread over {size} cores" if size > 1 else "one core has all experts"
+    if size == 1 and d.args.tensor_parallel_size > 1:
+        reason = "the ranks of one core have a part of each expert"
     d.decide("enable_expert_parallel", size > 1, reason)
 
 
