@@ -1,6 +1,6 @@
 """Engines in a real Ray cluster of two and three nodes of this machine.
 
-    python -m tests.clusters.run [--only WORD]
+    python -m tests.clusters.run [--only WORD,WORD]
 
 Prints a line for each case and exits with 1 if one fails. It needs `pip install ray` (and for two
 cases ray[data,serve]); the nodes are raylets of one CPU each, on one machine.
@@ -17,7 +17,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from tempfile import TemporaryDirectory
 from typing import Any
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # cores inherit it from Ray's workers
@@ -25,18 +26,26 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # its own 40 are f
 
 import psutil
 import ray
+import zmq
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from transformers import AutoModelForCausalLM
 
 from quire import (
     LLM,
     AsyncEngineArgs,
     AsyncLLM,
+    EngineArgs,
     SamplingParams,
     initialize_ray_cluster,
 )
+from quire.engine import DPEngineCoreActor, EngineZmqAddresses
 from quire.errors import InvalidParameter
 from quire.params import RequestOutputKind
+from quire.testing import make_checkpoint
+from quire.trainers.clients import RayWeightSyncClient
+from quire.trainers.senders import IPCTrainerInitInfo, WeightTransferTrainerFactory
+from quire.trainers.sources import ModuleSource
 
 SMALL: dict[str, Any] = {
     "dtype": "float32",
@@ -49,6 +58,7 @@ RAY = {**SMALL, "data_parallel_backend": "ray", "data_parallel_size": 2}
 PROMPTS = ["def add(a, b):", "import os\n\n", "class Stack:\n    def __init__(self", "x = ["]
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=20)
 NUM_STREAMS, NUM_TOKENS = 32, 200
+NODE_TRIES = 4
 
 
 @contextmanager
@@ -59,12 +69,20 @@ def cluster(num_nodes: int) -> Iterator[Cluster]:
     )
     try:
         for _ in range(num_nodes - 1):
-            found.add_node(num_cpus=1)
+            add_node(found)
         ray.init(address=found.address, log_to_driver=False)
         yield found
     finally:
         ray.shutdown()
         found.shutdown()
+
+
+def add_node(nodes: Cluster, num_cpus: int = 1) -> Any:
+    """Add a node, from the main thread alone; Ray gives it 30 s, too few for a busy machine."""
+    for _ in range(NODE_TRIES - 1):
+        with suppress(Exception):
+            return nodes.add_node(num_cpus=num_cpus)
+    return nodes.add_node(num_cpus=num_cpus)
 
 
 def texts(llm: LLM) -> list[str]:
@@ -141,6 +159,84 @@ def groups(nodes: Cluster) -> None:
         ray.util.remove_placement_group(given)
 
 
+def environment(nodes: Cluster) -> None:
+    """Variables that are named travel to cores and ranks, neither keys nor any others."""
+    wanted = {"QUIRE_RAY_EXTRA_ENV_VARS_TO_COPY": "OF_A_CASE", "OF_A_CASE": "x"}
+    unwanted = {"QUIRE_API_KEY": "a secret", "OF_ANOTHER": "y"}
+    os.environ.update(wanted | unwanted)
+    try:
+        with LLM(**{**RAY, "data_parallel_size": 1}) as llm:
+            processes = [psutil.Process(llm.llm_engine.front_end.client.core_status(0).pid)]
+            found = [each.environ() for each in processes]
+        with LLM(**WORKERS, **TWO):
+            found += [rank_process(rank).environ() for rank in (0, 1)]
+    finally:
+        for name in wanted | unwanted:
+            del os.environ[name]
+    for each in found:
+        assert each["OF_A_CASE"] == "x"
+        assert not unwanted.keys() & each.keys()
+
+
+def actor_by_hand(nodes: Cluster) -> None:
+    """A core's actor that a program makes itself: the core reports to its sockets, and the actor
+    tells how it has ended.
+    """
+    plan = EngineArgs(**SMALL).create_engine_config()
+    with zmq.Context() as context, TemporaryDirectory() as folder:
+        addresses = EngineZmqAddresses(f"ipc://{folder}/in", f"ipc://{folder}/out")
+        with context.socket(zmq.ROUTER) as to_core, context.socket(zmq.PULL) as from_core:
+            to_core.bind(addresses.input)
+            from_core.bind(addresses.output)
+            actor = ray.remote(DPEngineCoreActor).options(max_concurrency=2)
+            handle = actor.remote(plan, True, addresses)
+            pid = ray.get(handle.wait_for_init.remote(), timeout=60)
+            ending = handle.run.remote()
+            assert to_core.poll(120_000), "the core has connected"
+            os.kill(pid, signal.SIGKILL)
+            assert ray.get(ending, timeout=30).code == -signal.SIGKILL
+            ray.kill(handle)
+
+
+def weight_updates(nodes: Cluster) -> None:
+    """Two actors that are an `LLM` get a trainer's weights, and answer as an engine of these."""
+    with TemporaryDirectory() as folder:
+        shape = {"num_hidden_layers": 2, "vocab_size": 300}
+        first, second = (
+            str(make_checkpoint(f"{folder}/{seed}", shape, "qwen3", seed, "float32"))
+            for seed in (0, 1)
+        )
+        wishes = {**SMALL, "skip_tokenizer_init": True, "enable_multiprocessing": True}
+        kind = ray.remote(LLM).options(num_cpus=0)
+        updated = {**wishes, "weight_transfer_config": {"backend": "ipc"}}
+        actors = [kind.remote(first, **updated) for _ in range(2)]
+        before = [drawn_ids(actor) for actor in actors]
+        sender = WeightTransferTrainerFactory.trainer_init(
+            IPCTrainerInitInfo(),
+            client=RayWeightSyncClient(actors),
+            source=ModuleSource(AutoModelForCausalLM.from_pretrained(second, dtype="float32")),
+        )
+        sender.send_weights("second")
+        after = [drawn_ids(actor) for actor in actors]
+        sender.shutdown()
+        for actor in actors:
+            ray.get(actor.close.remote(), timeout=60)
+            ray.kill(actor)
+        actor = kind.remote(second, **wishes)
+        right = drawn_ids(actor)
+        ray.kill(actor)
+        assert after == [right, right]
+        assert before[0] == before[1] != right
+
+
+def drawn_ids(actor: Any) -> list[int]:
+    """The ids that an engine in an actor draws after a prompt of ids."""
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=20, ignore_eos=True)
+    prompt = {"prompt_token_ids": list(range(3, 20))}
+    [output] = ray.get(actor.generate.remote(prompt, params, use_tqdm=False), timeout=120)
+    return list(output.outputs[0].token_ids)
+
+
 # workers
 
 WORKERS = {**SMALL, "distributed_executor_backend": "ray"}
@@ -159,7 +255,7 @@ def workers(nodes: Cluster) -> None:
 
 def workers_of_placed_cores(nodes: Cluster) -> None:
     """A core that Ray places, whose ranks are behind actors, too: its CPUs are reserved once."""
-    more = nodes.add_node(num_cpus=2)
+    more = add_node(nodes, 2)
     try:
         wait_for(lambda: ray.available_resources().get("CPU") == 4)
         wishes = {**RAY, **TWO, "distributed_executor_backend": "ray", "data_parallel_size": 1}
@@ -305,18 +401,25 @@ async def streams_through(
         engine.shutdown()
 
 
-async def stream(engine: AsyncLLM, number: int, name: str) -> list[int]:
+async def stream(
+    engine: AsyncLLM,
+    number: int,
+    name: str,
+    num_tokens: int = NUM_TOKENS,
+    on_output: Callable[[], None] = lambda: None,
+) -> list[int]:
     """The ids of a stream."""
     params = SamplingParams(
         temperature=0.8,
         seed=number,
-        max_tokens=NUM_TOKENS,
+        max_tokens=num_tokens,
         ignore_eos=True,
         output_kind=RequestOutputKind.DELTA,
     )
     found: list[int] = []
     async for output in engine.generate(PROMPTS[number % 4], params, f"{name}{number}"):
         found += output.outputs[0].token_ids
+        on_output()
     return found
 
 
@@ -456,7 +559,7 @@ CASES: dict[int, list[Callable[[Any], None]]] = {
     2: [
         *(offline, too_small, two_engines, groups, in_an_actor, core_is_killed, actor_is_killed),
         *(scaling, in_ray_data, behind_serve, workers, workers_of_placed_cores),
-        *(in_the_current_group, worker_is_killed),
+        *(in_the_current_group, worker_is_killed, environment, actor_by_hand, weight_updates),
     ],
     4: [node_is_lost, node_is_lost_for_good],
     3: [raylet_is_killed],
@@ -467,11 +570,11 @@ CASES: dict[int, list[Callable[[Any], None]]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name has this word")
+    parser.add_argument("--only", default="", help="cases whose name has one of these words")
     only = parser.parse_args().only
     failed = 0
     for num_nodes, cases in CASES.items():
-        chosen = [case for case in cases if only in case.__name__]
+        chosen = [case for case in cases if any(word in case.__name__ for word in only.split(","))]
         if not chosen:
             continue
         if not num_nodes:
