@@ -63,14 +63,12 @@ async def server_info(server: Server, request: Request) -> Response:
 
 def _by_their_names(plan: Any) -> dict[str, Any]:
     """The facts that trainers look up, under the names that vLLM has for them."""
-    parallel, transfer = plan.parallel, plan.weight_transfer
+    of_model, of_cores = plan.model_config, plan.parallel_config
+    sizes = (f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data"))
+    transfer = plan.weight_transfer
     return {
-        "model_config": {"model": plan.model.model, "max_model_len": plan.model.max_model_len},
-        "parallel_config": {
-            "tensor_parallel_size": parallel.tensor_parallel_size,
-            "pipeline_parallel_size": parallel.pipeline_parallel_size,
-            "data_parallel_size": parallel.data_parallel_size,
-        },
+        "model_config": {name: getattr(of_model, name) for name in ("model", "max_model_len")},
+        "parallel_config": {name: getattr(of_cores, name) for name in sizes},
         "weight_transfer_config": None if transfer is None else {"backend": transfer.backend},
     }
 

@@ -181,7 +181,7 @@ def test_a_salt_that_cannot_be_encoded_fails_its_request():
 
 
 def test_content_of_a_failed_request_is_not_found():
-    core = poisoned_core({0}, at_output=3, block_size=1)
+    core = poisoned_core({0}, at_output=3, key_size=1)
     core.add_request(request(0))
     drain(core)
     pool = core.scheduler.memory.pool
