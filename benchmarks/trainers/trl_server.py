@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,9 @@ def main() -> int:
     os.environ |= {"NETRC": str(base / "netrc"), "VLLM_HOST_IP": "127.0.0.1"}
     (base / "netrc").write_text(f"machine 127.0.0.1\nlogin trainer\npassword {KEY}\n")
     (base / "netrc").chmod(0o600)
+    import_module("quire.as_vllm")  # before trl looks for vllm
     from trl.generation.vllm_client import VLLMClient
 
-    import quire.as_vllm  # noqa: F401  before trl looks for vllm
     from quire.testing import make_checkpoint
 
     join = VLLMClient.init_communicator

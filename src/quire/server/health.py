@@ -63,13 +63,16 @@ async def server_info(server: Server, request: Request) -> Response:
 
 def _by_their_names(plan: Any) -> dict[str, Any]:
     """The facts that trainers look up, under the names that vLLM has for them."""
-    of_model, of_cores = plan.model_config, plan.parallel_config
-    sizes = (f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data"))
-    transfer = plan.weight_transfer
+    def of(view: Any, *names: str) -> dict[str, Any] | None:
+        return None if view is None else {name: getattr(view, name) for name in names}
+
+    sizes = [f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data")]
+    facts = "model", "max_model_len", "logprobs_mode", "max_logprobs"
     return {
-        "model_config": {name: getattr(of_model, name) for name in ("model", "max_model_len")},
-        "parallel_config": {name: getattr(of_cores, name) for name in sizes},
-        "weight_transfer_config": None if transfer is None else {"backend": transfer.backend},
+        "model_config": of(plan.model_config, *facts),
+        "parallel_config": of(plan.parallel_config, *sizes),
+        "lora_config": of(plan.lora_config, "max_lora_rank", "max_loras"),
+        "weight_transfer_config": of(plan.parallel.weight_transfer, "backend"),
     }
 
 

@@ -106,6 +106,9 @@ def test_a_port_of_its_own():
 
 def test_info_and_documents(server):
     info = server.get("/server_info").json()
+    theirs = server.get("/server_info?config_format=json").json()["vllm_config"]
+    assert theirs["weight_transfer_config"] is None
+    assert theirs["parallel_config"]["tensor_parallel_size"] == 1
     assert info["plan"]["max_model_len"]["value"] == 4096
     assert info["plan"]["max_model_len"]["reason"]
     document = server.get("/openapi.json").json()
