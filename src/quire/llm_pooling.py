@@ -14,6 +14,7 @@ from quire.engine.frontend.score_prompts import (
     CrossPrompts,
     TextsRead,
     check_uncut,
+    has_document_first,
     paired,
 )
 from quire.engine.llm_engine import LLMEngine
@@ -225,8 +226,10 @@ class PoolingMethods:
         limit = front_end.inputs.limits.max_len
         make = CrossPrompts(front_end.require_tokenizer(), facts, limit, template)
         pairs = []
+        turns = has_document_first(facts, template)
         for sides in zip(first, second, strict=True):
-            texts, pictures = self._sides(sides, params)
+            texts, of_each = self._sides(sides, params)
+            pictures = [*of_each[1], *of_each[0]] if turns else [*of_each[0], *of_each[1]]
             prompt, own = make.of(texts[0], texts[1], params, tokenization_kwargs)
             if pictures:
                 prompt["multi_modal_data"] = {"image": pictures}
@@ -272,18 +275,18 @@ class PoolingMethods:
 
     def _sides(
         self, sides: Sequence[str | Content], params: PoolingParams
-    ) -> tuple[list[str], list[Any]]:
-        """The texts of a pair, with placeholders for their pictures, and these in order."""
+    ) -> tuple[list[str], list[list[Any]]]:
+        """The texts of a pair, with placeholders for their pictures, and the pictures of each."""
         texts, pictures = [], []
         for side in sides:
             if isinstance(side, Content):
                 check_uncut(max((params.extra_kwargs or {}).get(name) or 0 for name in MOST_READ))
                 inputs = self.llm_engine.front_end.inputs
                 text, found = inputs.require_pictures().content(side.parts)
-                pictures += found
             else:
-                text = side
+                text, found = side, []
             texts.append(text)
+            pictures.append(found)
         return texts, pictures
 
     def _pooled(

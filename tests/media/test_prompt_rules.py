@@ -130,6 +130,7 @@ CASES = {
 
 OF_WHOLE_MODELS = {
     *("ColIdefics3Processor", "ColPaliProcessor", "ColQwen2Processor", "ColQwen2_5_Processor"),
+    *("ColQwen3Processor", "ColQwen3_5Processor", "OpsColQwen3Processor"),
     *("InternVLChatProcessor", "KimiVLProcessor"),
 }
 """Rules without such a method there: those of retrievers, which take the rules of other classes,

@@ -409,7 +409,16 @@ def _overridden_config(args: EngineOptions, folder: Path, weights_format: str) -
     if PART not in config or callable(overrides):
         return config
     own = {k: v for k, v in (overrides or {}).items() if k in config or not isinstance(v, dict)}
+    stored = read_folder_config(folder, weights_format)[PART]["architectures"]
+    # another form of the whole, such as its classifier, has become one of its text
+    if set(map(_stem, own.get("architectures") or ())) <= set(map(_stem, stored)):
+        own.pop("architectures", None)
     return overridden(config, own)
+
+
+def _stem(architecture: object) -> str:
+    """The name of a model without what it is for."""
+    return str(architecture).partition("For")[0]
 
 
 def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:

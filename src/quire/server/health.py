@@ -63,6 +63,7 @@ async def server_info(server: Server, request: Request) -> Response:
 
 def _by_their_names(plan: Any) -> dict[str, Any]:
     """The facts that trainers look up, under the names that vLLM has for them."""
+
     def of(view: Any, *names: str) -> dict[str, Any] | None:
         return None if view is None else {name: getattr(view, name) for name in names}
 

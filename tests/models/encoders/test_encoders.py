@@ -99,6 +99,7 @@ def test_every_architecture_is_compared():
         *("CLIPModel", "CLIPTextModel", "CLIPTextModelWithProjection"),
         *("SiglipModel", "Siglip2Model"),
         "LlamaBidirectionalForSequenceClassification",  # in tests/pooling/test_classifiers.py
+        "JinaVLForRanking",  # in tests/pooling/pictures/test_labels.py
     }
     ours = [name for name in architectures() if family_of(name).pools and name not in elsewhere]
     for name in ours:

@@ -25,14 +25,18 @@ def engine(folder, **options):
     return LLM(model=str(folder), runner="pooling", convert="embed", **{**given, **options})
 
 
-def of_transformers(model, name, folder, ids, pictures):
-    """The last token's normalised state, after the final norm."""
+def of_transformers(model, name, folder, ids, pictures, whole=False):
+    """The last token's state after the final norm, normalised unless it is wanted `whole`."""
     ids = torch.tensor([ids])
     inputs = inputs_of(name, folder, pictures)
     if pictures and "image_grid_thw" in inputs:
         inputs["mm_token_type_ids"] = (ids == IMAGE_ID).int()
+    if name == "gemma3":
+        inputs["token_type_ids"] = (ids == IMAGE_ID).int()
     with torch.inference_mode():
         states = model.model(input_ids=ids, use_cache=False, **inputs).last_hidden_state
+    if whole:
+        return states[0, -1]
     return torch.nn.functional.normalize(states[0, -1], dim=-1).numpy()
 
 

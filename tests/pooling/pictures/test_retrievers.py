@@ -9,13 +9,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from quire import LLM
-from tests.models.vision.spoken import IMAGE_ID, picture, write_side_files
+from tests.models.vision.spoken import IMAGE_ID, picture, write_side_files, write_spoken
 from tests.models.vision.spoken_models import IMAGE, SPOKEN
 from tests.models.vision.test_pictures import as_prompt, inputs_of
 from tests.models.vision.wholes import config_of, write_drawn
 
 ONE, OTHER = picture(1), picture(2, 25, 50)
 WIDTH = 12
+FULL = pytest.mark.full
 MODELS = {"qwen2_vl": "ColQwen2", "paligemma": "ColPali"}
 
 
@@ -94,3 +95,41 @@ def test_merged_checkpoints_of_colpali_engine(tmp_path):
 def _renamed(key):
     key = key.replace("embedding_proj_layer.", "custom_text_proj.")
     return key.removeprefix("vlm.").replace("language_model.", "model.")
+
+
+def as_published(name, folder):
+    """Make the files of a Qwen3-VL those of a published retriever; its projection."""
+    is_ops = name.startswith("Ops")
+    config = json.loads((folder / "config.json").read_text())
+    width = config["text_config"]["hidden_size"]
+    own = {"architectures": [name], "model_type": "ops_colqwen3" if is_ops else "colqwen3"}
+    own["dims" if is_ops else "embed_dim"] = WIDTH
+    (folder / "config.json").write_text(json.dumps(config | own))
+    path = folder / "processor_config.json"
+    own = {"processor_class": name.removesuffix("Model") + "Processor"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    tensors = load_file(folder / "model.safetensors")
+    named = {(k.removeprefix("model.") if is_ops else f"vlm.{k}"): v for k, v in tensors.items()}
+    torch.manual_seed(0)
+    weight, bias = torch.randn(WIDTH, width), torch.randn(WIDTH)
+    module = "custom_text_proj" if is_ops else "embedding_proj_layer"
+    named |= {f"{module}.weight": weight, f"{module}.bias": bias}
+    save_file(named, folder / "model.safetensors")
+    return weight, bias
+
+
+@pytest.mark.parametrize("name", ["ColQwen3", pytest.param("OpsColQwen3Model", marks=FULL)])
+def test_published_retrievers_around_qwen3_vl(name, tmp_path):
+    model = write_spoken("qwen3_vl", tmp_path)
+    weight, bias = as_published(name, tmp_path)
+    llm = engine(tmp_path)
+    for text, pictures in ((f"{IMAGE} w2 w3", [ONE]), ("w7 w8 w9", [])):
+        [found] = llm.encode([as_prompt(text, pictures)], pooling_task="token_embed")
+        ids = torch.tensor([found.prompt_token_ids])
+        inputs = inputs_of("qwen3_vl", tmp_path, pictures)
+        if pictures:
+            inputs["mm_token_type_ids"] = (ids == IMAGE_ID).int()
+        with torch.inference_mode():
+            states = model.model(input_ids=ids, use_cache=False, **inputs).last_hidden_state[0]
+        right = torch.nn.functional.normalize(states @ weight.T + bias, dim=-1)
+        np.testing.assert_allclose(found.outputs.data.numpy(), right.numpy(), atol=2e-5)

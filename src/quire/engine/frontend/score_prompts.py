@@ -88,6 +88,13 @@ def _texts(name: str, given: object) -> list[Any]:
     return [text_or_content(name, one) if isinstance(one, Mapping) else one for one in given]
 
 
+def has_document_first(facts: PoolingFacts, template: str | None) -> bool:
+    """Whether the prompt of a pair has its document, and what pictures that has, before its
+    query.
+    """
+    return template is None and facts.pooler.pair is not None
+
+
 @dataclass(frozen=True, slots=True)
 class TextsRead:
     """Numbers of tokens of a pair's two texts that are read (0: all), and the parameters without
@@ -123,8 +130,8 @@ class CrossPrompts:
     """Makes one prompt of each pair of texts, for a model that gives it one label.
 
     `template` (its messages have the roles query and document, `variables` are its other names)
-    comes before the pair encoding of the tokenizer, which models of pairs were trained with; other
-    models read one text after the other.
+    comes before the model's own prompt and the pair encoding of the tokenizer, which models of
+    pairs were trained with; other models read one text after the other.
     """
 
     tokenizer: Tokenizer
@@ -152,8 +159,20 @@ class CrossPrompts:
         read = TextsRead.of(params, self.facts, self.max_model_len)
         query, document = read.cut(self.tokenizer, query, 0), read.cut(self.tokenizer, document, 1)
         params = read.params
+        pair = self.facts.pooler.pair
+        text = None
         if self.template is not None:
-            return self._plain(self._rendered(query, document), kwargs), params
+            text = self._rendered(query, document)
+        elif pair is not None:
+            text = f"{pair.document}{document}{pair.query}{query}"
+        if text is not None:
+            prompt = self._plain(text, kwargs)
+            if pair is not None:
+                ids = prompt["prompt_token_ids"]
+                if cut is not None and (most := cut.limit - len(pair.last_ids)) < len(ids):
+                    ids = ids[:most] if cut.side == "right" else ids[len(ids) - most :]
+                prompt["prompt_token_ids"] = [*ids, *pair.last_ids]
+            return prompt, params
         if not self.facts.pooler.encodes_pairs:
             return self._plain(query + document, kwargs), params
         limit, side = (None, None) if cut is None else (cut.limit, cut.side)

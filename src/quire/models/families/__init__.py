@@ -107,6 +107,7 @@ _HOMES = {
     "InternLM3ForCausalLM": "internlm.INTERNLM3",
     "Jais2ForCausalLM": "llama_like.JAIS2",
     "JambaForCausalLM": "jamba",
+    "JinaVLForRanking": "jina.RANKING",
     "KimiLinearForCausalLM": "kimi_linear.KIMI_LINEAR",
     "LLaMAForCausalLM": "llama",
     "Lfm2ForCausalLM": "lfm2",

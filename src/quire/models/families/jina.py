@@ -1,5 +1,6 @@
-"""Jina embeddings: v2 is BERT with linear biases (ALiBi) to both sides in place of positions and
-gated units; v3, in the form of transformers, is BERT with rotated positions.
+"""Jina's embedders, of which v2 is BERT with linear biases (ALiBi) to both sides in place of
+positions and gated units, and v3, in the form of transformers, BERT with rotated positions; and the
+reranker around Qwen2-VL.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from quire.models.families.encoders import (
     UNUSED_HEADS,
     forms,
     hidden_layer,
+    pooling_family,
     whole_attention,
 )
 from quire.models.families.llama import context_of, layer_norm, layer_rules, mlp, stack
+from quire.models.families.qwen import QWEN2
+from quire.models.pooling.spec import Classifier, HeadLayer, PairPrompt, PoolerSpec
 from quire.models.positions import Alibi
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family, rule
@@ -94,5 +98,25 @@ V3 = forms(
     rules=(
         rule("classifier.dense.{leaf}", "pooler.layers.0.{leaf}"),
         rule("classifier.out_proj.{leaf}", "pooler.classifier.{leaf}"),
+    ),
+)
+
+
+def _pairs(c: ConfigReader) -> PoolerSpec:
+    """The ranking of pairs, by the code that is published with jina-reranker-m0."""
+    layers = (HeadLayer(c.integer("hidden_size"), "relu"),)
+    c.ignore("num_labels", "id2label", "label2id")
+    classifier = Classifier(1, "sigmoid", bias=True, layers=layers, mean=2.65)
+    pair = PairPrompt("**Document**:\n", "\n**Query**:\n", (100,))
+    return PoolerSpec(("classify",), classifier=classifier, encodes_pairs=False, pair=pair)
+
+
+RANKING = pooling_family(
+    QWEN2,
+    ("JinaVLForRanking",),
+    _pairs,
+    (
+        rule("score.0.{leaf}", "pooler.layers.0.{leaf}"),
+        rule("score.2.{leaf}", "pooler.classifier.{leaf}"),
     ),
 )

@@ -49,7 +49,9 @@ def generators_of(architecture: str) -> tuple[tuple[str, ...], Form] | None:
         stem = architecture.removesuffix(end)
         if stem and stem != architecture:
             form = "value_head" if form == "reward" and stem in _VALUE_HEADS else form
-            return tuple(stem + generator for generator in _GENERATORS), form
+            stems = (stem, stem.removesuffix("Text"))
+            names = (s + generator for s in stems for generator in _GENERATORS)
+            return (*names, f"{stem}Model") if stem.endswith("Text") else tuple(names), form
     return None
 
 

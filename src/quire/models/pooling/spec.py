@@ -91,6 +91,17 @@ class TermWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """The prompt of a query and a document that a model was trained with: `document` stands before
+    the latter, then `query` before the former, and `last_ids` are its last tokens.
+    """
+
+    document: str
+    query: str
+    last_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PoolerSpec:
     """A pooling head.
 
@@ -101,7 +112,8 @@ class PoolerSpec:
     a request does not say. `dense` is of vectors only, the `classifier` of labels only. `sizes`:
     to how many numbers a vector may be cut; () for any, None where it may not. `is_wide`: the head
     computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
-    tokenizer encodes pairs, not as one text after the other. `token_types`: how many types the
+    tokenizer encodes pairs, not as one text after the other. `pair`: their prompt, where they have
+    one of their own. `token_types`: how many types the
     model's tokens have, 0 where they have none. `similarity`: the score of two vectors. `terms`:
     vectors are of these weights, and nothing else is pooled. `also_generates`: the model has its
     language-model head, too.
@@ -120,6 +132,7 @@ class PoolerSpec:
     dimensions: int | None = None
     is_wide: bool = True
     encodes_pairs: bool = True
+    pair: PairPrompt | None = None
     token_types: int = 0
     similarity: Similarity = "cosine"
     terms: TermWeights | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -50,18 +50,34 @@ are those of published files.
 """
 
 
+_POOLERS = ("SequenceClassification", "TokenClassification", "ProcessRewardModel", "RewardModel")
+"""The rest of the name of a whole whose text pools, behind "For"."""
+_RANKERS = frozenset({"JinaVLForRanking"})
+"""Wholes whose text has a family of its own under their name."""
+_OF_LABELS = (
+    *("num_labels", "id2label", "label2id", "problem_type", "sentence_transformers"),
+    *("classifier_from_token", "method", "is_original_qwen3_reranker"),
+)
+"""Keys next to the object of such a text that are about its labels."""
+
 _WRAPPED = "vlm_config"
 """The object of a retriever's config that is the config of the model within it."""
 _RETRIEVERS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("ColPaliForRetrieval", "ColQwen2ForRetrieval"), "embedding_proj_layer"),
-        **dict.fromkeys(("ColPali", "ColQwen2", "ColQwen2_5"), "custom_text_proj"),
+        **dict.fromkeys(("ColPali", "ColQwen2", "ColQwen2_5", "ColQwen3_5"), "custom_text_proj"),
         "ColIdefics3": "linear",
+        "ColQwen3": "embedding_proj_layer",
+        "OpsColQwen3Model": "custom_text_proj",
     }
 )
 """Models whose tokens, those of pictures too, have vectors, and the module that projects states:
-those of transformers, and those of colpali-engine with their adapters merged.
+those of transformers, those of colpali-engine with their adapters merged, and published code
+around Qwen3-VL.
 """
+_TYPES_WITHIN = {"colqwen3": "qwen3_vl", "ops_colqwen3": "qwen3_vl"}
+"""Types of retrievers whose config is that of the model within, with more keys."""
+_WIDTHS = ("embedding_dim", "embed_dim", "dims", "dim")
 _RETRIEVER_WIDTH = 128
 
 
@@ -115,6 +131,11 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     listed = config[key].get("architectures") if key else None
     names = [*(listed or ()), *_generators(kind, reference)]
     whole = list(config.get("architectures") or ())
+    if not _RANKERS.isdisjoint(map(str, whole)):
+        names = whole
+    elif (pooler := _pooler_of(whole)) is not None:
+        names = [f"{_stem(name)}For{pooler}" for name in names]
+        text |= {k: config[k] for k in _OF_LABELS if config.get(k) is not None}
     part: dict[str, Any] = {"key": key, "architectures": whole}
     if isinstance(config.get("vision_config"), dict):
         part[VISION] = {k: v for k, v in config.items() if k != key}
@@ -127,9 +148,10 @@ def _of_retriever(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if isinstance(whole, dict):
         whole = {**whole, **{k: config[k] for k in _STORED if config.get(k) is not None}}
     else:
-        whole = dict(config)
+        kind = config.get("model_type")
+        whole = {**config, "model_type": _TYPES_WITHIN.get(str(kind), kind)}
     text = text_part({**whole, "architectures": []})
-    width = config.get("embedding_dim", config.get("dim", _RETRIEVER_WIDTH))
+    width = next((config[key] for key in _WIDTHS if key in config), _RETRIEVER_WIDTH)
     sees_all = whole.get("model_type") == "paligemma"
     found = Projection(_RETRIEVERS[name], width, sees_all)
     part = {**text[PART], "architectures": [name], PROJECTION: [*found]}
@@ -165,6 +187,17 @@ def _generators(kind: object, reference: Reference | None) -> list[str]:
         return [_BUILT_AS[kind]]
     found = () if reference is None else reference.architectures
     return [name for name in found if name.endswith(("ForCausalLM", "LMHeadModel"))]
+
+
+def _pooler_of(architectures: Iterable[object]) -> str | None:
+    """The purpose of a whole with one of these names, if its text pools."""
+    ends = (str(name).rpartition("For")[2] for name in architectures)
+    return next((end for end in ends if end in _POOLERS), None)
+
+
+def _stem(generator: str) -> str:
+    """A name without what it generates with."""
+    return generator.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
 
 
 def defaults_of(reference: Reference, text: Mapping[str, Any]) -> dict[str, Any]:

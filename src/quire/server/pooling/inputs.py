@@ -17,7 +17,12 @@ from quire.engine.frontend.pooling_input import (
     padded,
     take_truncation,
 )
-from quire.engine.frontend.score_prompts import Content, ScoredText, check_uncut
+from quire.engine.frontend.score_prompts import (
+    Content,
+    ScoredText,
+    check_uncut,
+    has_document_first,
+)
 from quire.engine.wire.prompt_media import PlacedPrompt, PromptMedia
 from quire.errors import InvalidParameter, PromptTooLong, RequestError
 from quire.params import PoolingParams
@@ -271,18 +276,20 @@ async def cross_prompts(
     variables = {**server.chat.default_kwargs, **body.variables()}
     variables_size = size_of(variables, most=MAX_CHARACTERS)
     known: Sequence[LoadedPicture] = ()
+    template = body.chat_template or server.chat.template
+    turns = has_document_first(reader.facts, template)
     for index, document in enumerate(second):
         place = _place(body.names[1], index, len(second))
         query = first[index if len(first) > 1 else 0]
         named = partial(naming, body, place, has_pictures=not isinstance(query, Content))
         with named():
-            sides, given = _sides(reader, body, query, document)
+            sides, (of_query, of_document) = _sides(reader, body, query, document)
         task = PairTask(
             query=sides[0],
             document=sides[1],
             facts=reader.facts,
             max_model_len=server.limits.max_model_len,
-            template=body.chat_template or server.chat.template,
+            template=template,
             variables=variables,
             truncation=body.truncation,
             most_read=body.most_read(),
@@ -292,11 +299,12 @@ async def cross_prompts(
             size = sum(map(len, sides)) + variables_size
             ids, second_at = await texts.pair(task, size=size, is_trusted=is_trusted)
             read = ReadInput(reader.checked(ids))
+            given = [*of_document, *of_query] if turns else [*of_query, *of_document]
             if given:
                 pictures = reader.pictures_of(given, known)
                 read = await reader.with_pictures_in_ids(pictures, ids)
-                if len(first) == 1 and not known:  # the query's are those of all pairs
-                    known = pictures.loaded[: len(_sides(reader, body, query)[1])]
+                if len(first) == 1 and not turns:  # the query's are those of all pairs
+                    known = pictures.loaded[: len(of_query)]
         if second_at is not None:
             params.extra_kwargs = {SECOND_TEXT: second_at}
         yield PoolingPrompt(read.ids, params, place, read.media)
@@ -304,17 +312,17 @@ async def cross_prompts(
 
 def _sides(
     reader: InputReader, body: PairFields, *sides: ScoredText
-) -> tuple[list[str], list[GivenPicture]]:
-    """The texts of a pair, with placeholders for their pictures, and these in order."""
+) -> tuple[list[str], list[list[GivenPicture]]]:
+    """The texts of a pair, with placeholders for their pictures, and the pictures of each."""
     texts, found = [], []
     for side in sides:
         if isinstance(side, Content):
             check_uncut(max(body.most_read().values()))
             text, given = reader.text_with_pictures(side)
-            texts.append(text)
-            found += given
         else:
-            texts.append(side)
+            text, given = side, []
+        texts.append(text)
+        found.append(given)
     return texts, found
 
 
