@@ -203,7 +203,7 @@ def served(port, mine):
 def test_who_knows_the_secret_gets_the_addresses(port):
     welcome = hello(port, served(port, plan()), plan())
     assert welcome.addresses.input == "tcp://127.0.0.1:1"
-    assert (welcome.incarnations, welcome.data_parallel_size) == ([7], 2)
+    assert (welcome.incarnations, welcome.num_cores) == ([7], 2)
 
 
 def test_who_does_not_know_the_secret_gets_no_answer(port):

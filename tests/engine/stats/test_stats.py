@@ -175,7 +175,9 @@ def test_without_statistics_nothing_is_kept():
 
 
 def test_a_scrape_shows_every_core_by_the_names_of_dashboards():
-    stats = EngineStats("m", 100, engine_indexes=(0, 1), options=StatsOptions((), False))
+    stats = EngineStats(
+        "m", sizes_up_to(100), engine_indexes=(0, 1), options=StatsOptions((), False)
+    )
     scheduler = SchedulerStats(3, 2, 0.5, 40, 24, 1, 2)
     for index, found in ((i, s) for step in run_two_cores() for i, s in step.items()):
         stats.record(scheduler if index == 1 else None, found, index)
@@ -237,7 +239,7 @@ def test_a_scrape_shows_every_core_by_the_names_of_dashboards():
 
 
 def test_the_cache_of_media_is_counted_where_there_is_one():
-    stats = EngineStats("m", 100)
+    stats = EngineStats("m", sizes_up_to(100))
     stats.media_counts = lambda: (5, 2)
     _, values = scrape(stats)
     model = ("model_name", "m")
@@ -255,7 +257,7 @@ def test_servers_report_what_their_caches_of_media_were_asked_since():
 
 
 def test_all_labels_exist_before_the_first_request():
-    stats = EngineStats("m", 100, plan=make_plan(), options=StatsOptions((), False))
+    stats = EngineStats("m", sizes_up_to(100), plan=make_plan(), options=StatsOptions((), False))
     _, values = scrape(stats)
     reasons = {
         dict(key[1:])["finished_reason"] for key in values if key[0] == "vllm:request_success_total"
@@ -269,7 +271,7 @@ def test_buckets_can_be_chosen_for_a_family():
     chosen = {"request_latency": [0.01, 0.5], "request_tokens": [10]}
     plan = EngineArgs(custom_histogram_buckets=chosen).create_engine_config()
     assert plan.observability_config.custom_histogram_buckets == chosen
-    stats = EngineStats("m", 100, plan=plan, options=StatsOptions((), False))
+    stats = EngineStats("m", sizes_up_to(100), plan=plan, options=StatsOptions((), False))
     _, values = scrape(stats)
     bounds = {}
     for name, *labels in values:
@@ -285,7 +287,9 @@ def test_buckets_can_be_chosen_for_a_family():
 
 def test_adapters_are_one_series_with_the_names_of_the_moment():
     plan = make_plan().changed(adapters=AdapterPlan(3, 16, 3, "float32"))
-    stats = EngineStats("m", 100, plan=plan, options=StatsOptions((), False), engine_indexes=(0, 1))
+    stats = EngineStats(
+        "m", sizes_up_to(100), plan=plan, options=StatsOptions((), False), engine_indexes=(0, 1)
+    )
     for core, names in ((0, ["a", "b"]), (1, ["b", "c"]), (0, ["b"])):
         told = SchedulerStats(running_adapters=names, waiting_adapters=["d"])
         stats.record(told, IterationStats(1000.0 + core), core)
@@ -299,7 +303,7 @@ def test_adapters_are_one_series_with_the_names_of_the_moment():
 
 
 def test_the_state_of_sleep():
-    stats = EngineStats("m", 100, options=StatsOptions((Recorder,), False))
+    stats = EngineStats("m", sizes_up_to(100), options=StatsOptions((Recorder,), False))
 
     def state():
         return [
@@ -338,7 +342,7 @@ def test_stat_loggers_are_made_for_each_core_or_once_for_all():
 
     stats = EngineStats(
         "m",
-        9,
+        sizes_up_to(9),
         plan=make_plan(),
         options=StatsOptions((factory, Kept), False),
         engine_indexes=(0, 1),
@@ -411,7 +415,7 @@ def test_a_stat_logger_that_raises_costs_nothing_else(caplog, error):
     async def serves():
         engine = make_async(log_stats=True)
         options = StatsOptions((Faulty, Recorder), has_log_line=False)
-        engine.front_end.stats = stats = EngineStats("m", 4096, options=options)
+        engine.front_end.stats = stats = EngineStats("m", sizes_up_to(4096), options=options)
         for name in "rs":
             assert (await collect(engine, name, max_tokens=5))[-1].finished
         await engine.do_log_stats()
@@ -509,7 +513,7 @@ def test_the_page_names_every_metric():
 
 
 def test_control_calls_are_counted_while_they_last_and_by_their_time():
-    stats = EngineStats("m", 64)
+    stats = EngineStats("m", sizes_up_to(64))
     call = Utility("start_weight_update", (True,))
     labels = {"operation": "start_draft"}
 

@@ -35,7 +35,7 @@ BEAT_MS, SILENT_MS = 500, 8500
 """
 
 _DIGESTED = attrgetter(
-    *("model.max_model_len", "memory.kv_dtype", "memory.block_size"),
+    *("model.seed", "model.max_model_len", "memory.kv_dtype", "memory.block_size"),
     *("parallel.data_parallel_size", "parallel.data_parallel_mode"),
     "parallel.enable_expert_parallel",
 )
