@@ -13,13 +13,15 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.errors import LoadError
+from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.foreign.implementation import choose_implementation, describe_model
 from quire.models.foreign.load import load_foreign_model
 from quire.ops import select
 from quire.runner.devices.device import CpuDevice
 from tests.models.causal_mapping.tiny import LENGTH, VOCAB, TooLarge, checkpoint, config_of
-from tests.models.hostile.models import HOSTILE
+from tests.models.hostile.form import Hostile
+from tests.models.hostile.models import HOSTILE, make
 from tests.models.paged_driver import load, relative_error, run_chunked
 
 Kind = Literal["native", "fallback", "refused"]
@@ -28,11 +30,11 @@ _TOLERANCE = 1e-4
 """On errors in float32; models without norms after their parts have more than others."""
 
 
-_COMPARED = {
-    hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(hostile.kind)
-    for hostile in HOSTILE.values()
-}
-"""What the tests of families compare with transformers, with `--full`."""
+_DESCRIBED: dict[str | None, list[Hostile]] = {}
+"""Small models of names that have a family, which the tests of families compare as well."""
+for _hostile in HOSTILE.values():
+    _name = _hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(_hostile.kind)
+    _DESCRIBED.setdefault(_name, []).append(_hostile)
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ def names() -> list[str]:
 
 def outcome_of(name: str, folder: Path, implementation: str = "auto") -> Outcome:
     """Try one name; `folder` is empty. Logits are computed in chunks among those of other rows."""
-    if implementation == "auto" and name in _COMPARED:
-        return Outcome("native", why="tests/models compares it")
+    if implementation == "auto" and name in _DESCRIBED:
+        each = enumerate(_DESCRIBED[name])
+        return Outcome("native", max(_error_of(hostile, folder / str(i)) for i, hostile in each))
     try:
         written = config_of(name).to_dict() | {"architectures": [name]}
         (folder / "config.json").write_text(json.dumps(written))
@@ -88,6 +91,12 @@ def outcome_of(name: str, folder: Path, implementation: str = "auto") -> Outcome
     texts = prompts()
     expected = [ask(text) for text in texts]
     return Outcome(kind, _worst(model, texts, expected))
+
+
+def _error_of(hostile: Hostile, folder: Path) -> float:
+    made = make(hostile, folder)
+    model = load(folder, read_spec(read_config(folder)), max_model_len=made.max_model_len)
+    return _worst(model, made.prompts, made.logits)
 
 
 def prompts() -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ SHARP = (
     "LongcatFlashForCausalLM",  # latents, two layers of attention in one
     "XmodForCausalLM",  # weights by language
     "CohereCompassForCausalLM",  # rotations by kind of layer
+    "Lfm3ForCausalLM",  # more layers with states than with keys
 )
 KNOWN = json.loads(RESULTS.read_text(encoding="utf-8"))
 RUNNING = [
