@@ -5,7 +5,9 @@ All cases with real clusters are in run.py.
 
 import subprocess
 import sys
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from quire import EngineArgs, initialize_ray_cluster
@@ -195,6 +197,37 @@ def test_a_hosted_process_tells_how_it_ended():
     ending = hosted.run()
     assert ending.code == 1
     assert "code 1" in ending.words
+
+
+HOST = """
+import sys
+from quire.clusters.hosted_process import HostedProcess
+from quire.engine.data_parallel.coordinator import CoordinatorMessage
+from quire.processes.start_message import encode_start
+a, b, c = (f"ipc://{sys.argv[1]}/{name}" for name in "abc")
+message = CoordinatorMessage(cores_in=a, cores_out=b, counts_out=c, num_cores=1)
+hosted = HostedProcess("quire.engine.data_parallel.coordinator", encode_start(message), {})
+print(hosted.wait_for_init(), flush=True)
+print(hosted.run().words, flush=True)
+"""
+
+
+def test_a_hosted_process_ends_with_the_parent_of_its_actor(tmp_path):
+    """The parent starts an actor that outlives it, as a raylet does."""
+    parent = f"import subprocess; subprocess.Popen([{sys.executable!r}, '-c', {HOST!r}, "
+    parent += f"{str(tmp_path)!r}], start_new_session=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as raylet:
+        first = raylet.stdout.readline()
+        raylet.kill()
+        process = psutil.Process(int(first))
+        try:
+            process.wait(30)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert raylet.stdout.readline() == "was killed by SIGKILL\n"
 
 
 def test_an_actor_of_a_core_takes_no_executor_of_its_own():
