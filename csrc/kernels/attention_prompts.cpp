@@ -21,18 +21,32 @@ struct PromptKeys {
     bool has_scales() const { return false; }
 };
 
+// A head's rows are thousands of bytes apart, which no prefetcher of a processor follows.
+constexpr int64_t kAhead = kLanes;
+
+template <class E>
+inline void fetch_ahead(const E* row, int64_t step, int64_t dim) {
+    constexpr int64_t kLine = 64 / sizeof(E);
+    for (int64_t i = 0; i < dim; i += kLine) fetch_early(row + kAhead * step + i);
+}
+
 // `count` keys from token `first` on as a panel [dim, kColumns]; its other columns are arbitrary.
 template <class E>
 inline void transpose_keys(const PromptKeys& keys, int64_t first, int64_t count, float* k) {
     const int64_t dim = keys.dim(), step = keys.a.k.token_stride;
     const E* key = row_of<E>(keys.a.k, first, keys.head);
-    for (int64_t j = 0; j < count; ++j, key += step)
+    for (int64_t j = 0; j < count; j += kLanes, key += kLanes * step) {
+        const int64_t some = least(kLanes, count - j);
+        for (int64_t r = 0; r < some; ++r) fetch_ahead(key + r * step, step, dim);
         each(dim, [&](auto lanes, int64_t i) {
-            alignas(64) float x[kLanes];
-            put(lanes, x, get(lanes, key + i));
+            F32 block[kLanes];
+            for (int64_t r = 0; r < kLanes; ++r)
+                block[r] = r < some ? get(lanes, key + r * step + i) : splat(0);
+            transpose(block);
             const int64_t width = least(kLanes, dim - i);
-            for (int64_t l = 0; l < width; ++l) k[(i + l) * kColumns + j] = x[l];
+            for (int64_t l = 0; l < width; ++l) store(k + (i + l) * kColumns + j, block[l]);
         });
+    }
 }
 
 inline void widen(const PromptKeys& keys, int64_t segment, int64_t low, int64_t high,
@@ -45,6 +59,7 @@ inline void widen(const PromptKeys& keys, int64_t segment, int64_t low, int64_t 
                               room.k + j * dim);
         for (int64_t j = low; j < high; ++j) {
             const E* value = row_of<E>(keys.a.v, keys.start + segment + j, keys.head);
+            fetch_ahead(value, keys.a.v.token_stride, dim);
             each(dim, [&](auto lanes, int64_t i) {
                 store(room.v + i / kColumns * kColumns * kSegment + j * kColumns + i % kColumns,
                       get(lanes, value + i));
@@ -56,6 +71,10 @@ inline void widen(const PromptKeys& keys, int64_t segment, int64_t low, int64_t 
 inline bool can_share_values(const Queries&, const PromptKeys&, int64_t, int64_t, int64_t) {
     return true;  // a prompt's bits are those of the whole prompt
 }
+
+// A piece's queries share what is made of all keys and values, so that there are more of them than
+// in a tile of a step that has few.
+constexpr int64_t kPieceRows = 2 * kTileRows;
 
 constexpr int64_t kFewKeys = 512;  // their scores with a vector of queries stay in the second cache
 constexpr int64_t kPitch = 144;  // between keys: no power of two, so that they spread in the cache
@@ -171,6 +190,8 @@ struct PromptWorker {
         for (int64_t j = 0; j < length; ++j) {
             const E* key = row_of<E>(a.k, start + j, head);
             const E* value = row_of<E>(a.v, start + j, head);
+            fetch_ahead(key, a.k.token_stride, a.head_dim);
+            fetch_ahead(value, a.v.token_stride, a.head_dim);
             each(a.head_dim, [&](auto lanes, int64_t i) {
                 store(room.k + j * kPitch + i, get(lanes, key + i));
                 store(room.panel(i) + j * kColumns + i % kColumns, get(lanes, value + i));
@@ -288,7 +309,7 @@ Status attend_prompts(const AttendPromptsArgs& a, int64_t tokens, Pool& pool) {
     const AttentionStep& step = *a.step;
     if (step.num_rows == 0) return Status::ok;
     if (!are_whole(step, tokens)) return Status::bad_index;
-    const int64_t per_piece = most(1, kTileRows / (a.heads / a.kv_heads));
+    const int64_t per_piece = most(1, kPieceRows / (a.heads / a.kv_heads));
     const int64_t count = cut(step, per_piece, [](int64_t, const PromptPiece&) {});
     auto* pieces =
         static_cast<PromptPiece*>(shared_scratch(pool, most(1, count) * sizeof(PromptPiece)));
