@@ -46,7 +46,7 @@ _HANGS_S = 8.0
 
 Answer = tuple[list[int], str | None]
 Harm = Callable[..., None]
-"""What is done to a crowd; `where`: to the folder of its files."""
+"""An action upon a crowd; `where`: the folder of its files."""
 
 
 class CountingClient(AsyncMPClient):
