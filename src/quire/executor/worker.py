@@ -35,6 +35,7 @@ from quire.step.transfers import TransferReport
 if TYPE_CHECKING:
     from quire.distributed.kv_connector.base import KVConnectorBase_V1
     from quire.executor.adapter_support import AdapterSupport
+    from quire.executor.kv_tier.connected_ranks import ConnectedRank
     from quire.executor.kv_tier.connected_worker import ConnectedWorker
 
 T = TypeVar("T")
@@ -94,6 +95,8 @@ class Worker(WeightMethods):
         self.connect: Callable[[Any], tuple[KVConnectorBase_V1, ConnectedWorker]] | None = None
         """Makes the connector of a plan; None: there is none."""
         self.connected: ConnectedWorker | None = None
+        self.connected_rank: ConnectedRank | None = None
+        """This rank's half of a connector; None: there is none, or the engine has no ranks."""
         self.origin: Callable[[], list[str]] | None = None
         """Names what the tokens depend on; see `name_origin`."""
         self.weights = weights or WorkerWeights(runner.model, None, None)
@@ -148,8 +151,15 @@ class Worker(WeightMethods):
         first, self.connected = self.connect(plan)
         return first, self.connected
 
+    def call_connector(self, method: str, args: list[Any]) -> Any:
+        """Call this rank's half of a connector: a method of `ConnectedRank`."""
+        assert self.connected_rank is not None, "there is a connector"
+        return getattr(self.connected_rank, method)(*args)
+
     def close(self) -> None:
         """Release the worker."""
+        if self.connected_rank is not None:
+            self.connected_rank.close()
         if self.model_runner.transfers is not None:
             self.model_runner.transfers.close()
         if self._profiler is not None:

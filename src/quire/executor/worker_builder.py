@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -195,9 +196,12 @@ def build_worker(
         place=(core, mesh.tp, mesh.world_size),
     )
     if config.memory.kv_connector is not None:
-        from quire.executor.kv_tier.connected_worker import open_connector  # few engines have one
+        from quire.executor.kv_tier.connected_ranks import ConnectedRank  # few engines have one
+        from quire.executor.kv_tier.connected_worker import open_connector
 
-        worker.connect = partial(open_connector, platform, kv_cache, parts_at(None))
+        worker.connect = partial(open_connector, platform, kv_cache, own_parts())
+        own = msgspec.structs.replace(config.memory.kv_connector, worker=rank)
+        worker.connected_rank = ConnectedRank(worker.connect, config.plan, own)
     worker.origin = partial(_origin, config, own_parts)
     return worker
 

@@ -40,6 +40,8 @@ _UNBUILT = {
     ),
 }
 POLICY = "kv_load_failure_policy"
+_INNER = ("children", "rank", "tp_size", "pp_size", "worker")
+"""Fields that are not the option's."""
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
 POLICIES = ("recompute", "fail")
 _NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
@@ -64,11 +66,20 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The connectors of a `MultiConnector`, but for those of the tier."""
     rank: int = 0
     """The number of the core among its data-parallel ones."""
+    tp_size: int = 1
+    pp_size: int = 1
+    worker: int = 0
+    """The number of the worker among those of its core."""
 
     def of_rank(self, rank: int) -> KVTransferConfig:
         """The settings of a core."""
         children = tuple(child.of_rank(rank) for child in self.children)
         return msgspec.structs.replace(self, rank=rank, children=children)
+
+    @property
+    def num_workers(self) -> int:
+        """The workers of a core."""
+        return self.tp_size * self.pp_size
 
     @property
     def is_kv_producer(self) -> bool:
@@ -186,7 +197,7 @@ def _made(given: Mapping[str, Any]) -> KVTransferConfig:
     if options.get("kv_role") not in _ROLES:
         where = f"{NAME}['kv_role']"
         raise InvalidParameter(where, options.get("kv_role"), ", ".join(_ROLES))
-    for name in ("children", "rank"):
+    for name in _INNER:
         if name in options:
             allowed = "there is no such field"
             raise InvalidParameter(f"{NAME}[{name!r}]", options[name], allowed)
@@ -198,7 +209,9 @@ def _made(given: Mapping[str, Any]) -> KVTransferConfig:
     try:
         config = msgspec.convert(options, KVTransferConfig)
     except msgspec.ValidationError as error:
-        fields = ", ".join(name for name in KVTransferConfig.__struct_fields__[:-2])
+        fields = ", ".join(
+            name for name in KVTransferConfig.__struct_fields__ if name not in _INNER
+        )
         raise InvalidParameter(NAME, given, f"{error}; its fields are {fields}") from None
     if config.kv_load_failure_policy not in POLICIES:
         where = f"{NAME}['kv_load_failure_policy']"
@@ -231,4 +244,9 @@ def moves_whole_blocks(config: KVTransferConfig) -> bool:
     """Whether nothing of a connector belongs to a step: blocks move beside them alone."""
     if config.kv_connector == MULTI:
         return all(map(moves_whole_blocks, config.children))
+    return pulls(config)
+
+
+def pulls(config: KVTransferConfig) -> bool:
+    """Whether it is a connector that pulls from other engines, and no other one."""
     return config.kv_connector_module_path == f"{_HOME}.peer_connector"

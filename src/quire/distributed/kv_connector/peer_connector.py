@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -39,6 +39,7 @@ from quire.distributed.peers.params import (
     SIGNATURE,
     Remote,
     flag,
+    has_sizes,
     lease_of_tier,
     remote_of_tier,
     remote_of_two_legs,
@@ -103,14 +104,35 @@ class _Settings:
             raise InvalidParameter(where, self.pool_share, "a share of the pool, from 0 to 1")
 
 
-class _WorkerHalf(KVConnectorHandshakeMetadata):
-    """The worker's half, which the other one reaches directly: both are in one process."""
+class WorkerSide(Protocol):
+    """The worker's half, or those of all ranks, as far as the scheduler's half reaches it."""
 
-    def __init__(self, half: PeerConnector) -> None:
-        self.half = half
+    @property
+    def port(self) -> int:
+        """The port at which the first rank serves blocks."""
+        ...
+
+    def hold(self, remote: Remote) -> None:
+        """Keep a lease alive until `release`."""
+        ...
+
+    def release(self, remote: Remote) -> None:
+        """A lease is not wanted any more."""
+        ...
+
+    def offer(self, lease: str, request_id: str, blocks: Mapping[BlockKey, int]) -> bool:
+        """Keep blocks for whoever names this lease; see `PeerServer.offer`."""
+        ...
 
 
-class _Pulls(KVConnectorMetadata):
+class PeerHandshake(KVConnectorHandshakeMetadata):
+    """The side that the scheduler's half reaches."""
+
+    def __init__(self, side: WorkerSide, engine_id: str) -> None:
+        self.side, self.engine_id = side, engine_id
+
+
+class Pulls(KVConnectorMetadata):
     """The loads that a step begins: request, where from, blocks."""
 
     def __init__(self) -> None:
@@ -131,7 +153,11 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         rank = config.rank
         self._settings = _Settings(config.kv_connector_extra_config, self.default_port)
         if self._settings.port:
-            self._settings.port += rank
+            self._settings.port += rank * config.num_workers + config.worker
+        elif config.num_workers > 1:
+            allowed = "a port with several ranks: each takes the next one"
+            raise InvalidParameter(f"{_WHERE}['port']", 0, allowed)
+        self._worker, self._sizes = config.worker, (config.tp_size, config.pp_size)
         self._is_producer, self._is_consumer = config.is_kv_producer, config.is_kv_consumer
         self.engine_id = config.engine_id or secrets.token_hex(16)
         self.engine_id += f"_dp{rank}" if rank else ""
@@ -146,11 +172,11 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_size = max(sizes)
         self._root: Callable[[], str | None] = lambda: None
         # the scheduler's half
-        self._other: PeerConnector | None = None
+        self._side: WorkerSide | None = None
         self._remotes: dict[str, tuple[Remote, int]] = {}
         """Requests that may pull -> from where, and how many tokens there are."""
         self._used: set[str] = set()
-        self._pulls = _Pulls()
+        self._pulls = Pulls()
         # the worker's half
         self.server: PeerServer | None = None
         self.client: PeerClient | None = None
@@ -210,7 +236,42 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
             )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return _WorkerHalf(self)
+        return PeerHandshake(self, self.engine_id)
+
+    @property
+    def port(self) -> int:
+        """See `WorkerSide`."""
+        assert self.server is not None, "it sends"
+        return self.server.port
+
+    def hold(self, remote: Remote) -> None:
+        """See `WorkerSide`."""
+        assert self.client is not None, "it loads"
+        self.client.hold(self._of_same_rank(remote))
+
+    def release(self, remote: Remote) -> None:
+        """See `WorkerSide`."""
+        assert self.client is not None, "it loads"
+        self.client.release(self._of_same_rank(remote))
+
+    def offer(self, lease: str, request_id: str, blocks: Mapping[BlockKey, int]) -> bool:
+        """See `WorkerSide`."""
+        assert self.server is not None, "it sends"
+        return self.server.offer(lease, request_id, blocks)
+
+    def withdraw(self, lease: str) -> None:
+        """End a lease: another rank has no room for it."""
+        assert self.server is not None, "it sends"
+        self.server.withdraw(lease)
+
+    def pull(self, request_id: str, remote: Remote, blocks: Sequence[tuple[int, BlockKey]]) -> None:
+        """Fill blocks beside steps; `get_finished` tells of the end."""
+        assert self.client is not None and self._copies is not None, "only who loads is asked"
+        self.client.pull(request_id, self._of_same_rank(remote), blocks, self._copies.mark())
+
+    def _of_same_rank(self, remote: Remote) -> Remote:
+        """The place of what the rank of this number keeps there."""
+        return remote._replace(port=remote.port + self._worker)
 
     def _read(self, group: int, block: int, slot: Tensor) -> None:
         assert self._copies is not None, "it was bound"
@@ -224,10 +285,9 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         pulls = self._get_connector_metadata()
-        assert isinstance(pulls, _Pulls) and self._copies is not None, "its own metadata"
-        for request_id, remote, blocks in pulls.loads:
-            assert self.client is not None, "only who loads is asked"
-            self.client.pull(request_id, remote, blocks, self._copies.mark())
+        assert isinstance(pulls, Pulls), "its own metadata"
+        for load in pulls.loads:
+            self.pull(*load)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads run beside steps."""
@@ -251,6 +311,10 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         return bad
 
     def get_kv_connector_stats(self) -> dict[str, int]:
+        return self.counts
+
+    @property
+    def counts(self) -> dict[str, int]:
         """Sums since the start, by the names of vLLM's metrics."""
         client, server = self.client, self.server
         return {
@@ -284,9 +348,8 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         self, metadata: Mapping[int, KVConnectorHandshakeMetadata]
     ) -> None:
         (only,) = metadata.values()
-        assert isinstance(only, _WorkerHalf), "the same class"
-        self._other = only.half
-        self.engine_id = self._other.engine_id
+        assert isinstance(only, PeerHandshake), "the same class"
+        self._side, self.engine_id = only.side, only.engine_id
 
     def on_new_request(self, request: ConnectorRequest) -> None:
         params = request.kv_transfer_params
@@ -294,12 +357,12 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
             return
         self.lease_of(params)  # raises for what cannot be one
         found = self.remote_of(params)
-        if found is None or not self._is_consumer:
+        if found is None or not self._is_consumer or not has_sizes(params, *self._sizes):
             return
         self.allowed.check(*found, params.get(SIGNATURE))
         self._remotes[request.request_id] = found
-        assert self._other is not None and self._other.client is not None, "it loads"
-        self._other.client.hold(found[0])
+        assert self._side is not None, "it was joined"
+        self._side.hold(found[0])
 
     def get_num_new_matched_tokens(
         self, request: ConnectorRequest, num_computed_tokens: int
@@ -329,11 +392,11 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         self._used.discard(request_id)
         found = self._remotes.pop(request_id, None)
         if found is not None:
-            assert self._other is not None and self._other.client is not None, "it loads"
-            self._other.client.release(found[0])
+            assert self._side is not None, "it was joined"
+            self._side.release(found[0])
 
     def build_connector_meta(self, scheduler_output: StepView) -> KVConnectorMetadata:
-        pulls, self._pulls = self._pulls, _Pulls()
+        pulls, self._pulls = self._pulls, Pulls()
         return pulls
 
     def request_finished(
@@ -359,8 +422,8 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         blocks = request.keyed_blocks()
         if not blocks:
             return False, None
-        assert self._other is not None and self._other.server is not None, "it sends"
-        if not self._other.server.offer(lease, request.request_id, blocks):
+        assert self._side is not None, "it was joined"
+        if not self._side.offer(lease, request.request_id, blocks):
             return False, None
         return True, self.params_of(request, lease, block_ids)
 
@@ -379,9 +442,9 @@ class NixlConnector(PeerConnector):
     def params_of(
         self, request: ConnectorRequest, lease: str, tables: Any
     ) -> dict[str, Any] | None:
-        assert self._other is not None and self._other.server is not None, "it sends"
+        assert self._side is not None, "it was joined"
         settings, count = self._settings, request.num_computed_tokens
-        own = Remote(settings.host, self._other.server.port, self.engine_id, lease)
+        own = Remote(settings.host, self._side.port, self.engine_id, lease)
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -394,8 +457,8 @@ class NixlConnector(PeerConnector):
             "remote_blocks_expiry_time": time.time() + settings.lease_s,
             SIGNATURE: self.allowed.signature(own, count),
             "transfer_mode": "pull",
-            "tp_size": 1,
-            "pp_size": 1,
+            "tp_size": self._sizes[0],
+            "pp_size": self._sizes[1],
             "dcp_size": 1,
         }
 

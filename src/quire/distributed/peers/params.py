@@ -52,6 +52,19 @@ def remote_of_tier(params: Mapping[str, Any]) -> tuple[Remote, int] | None:
     return None
 
 
+def has_sizes(params: Mapping[str, Any], tp: int, pp: int) -> bool:
+    """Whether the other engine has as many ranks, each of which has the same share of the model;
+    where params do not say so it is found out when one is asked. Raises InvalidParameter.
+    """
+    found = []
+    for name, own in (("tp_size", tp), ("pp_size", pp)):
+        given = params.get(name)
+        if given is not None and type(given) is not int:
+            raise _refused(name, given, "a number of ranks")
+        found.append(given is None or given == own)
+    return all(found)
+
+
 def lease_of_tier(params: Mapping[str, Any]) -> str | None:
     """The name that a router has given to a request whose K/V is to be kept; None: it is not."""
     given = params.get("remote_decoder")
@@ -65,6 +78,7 @@ def check_params(params: Mapping[str, Any]) -> None:
     flag(params, "do_remote_decode")
     remote_of_two_legs(params)
     remote_of_tier(params)
+    has_sizes(params, 1, 1)
     lease_of_tier(params)
 
 

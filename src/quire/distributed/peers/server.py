@@ -168,6 +168,11 @@ class PeerServer:
         self._has_news.set()
         return True
 
+    def withdraw(self, lease: str) -> None:
+        """End a lease, if there is one."""
+        with self._lock:
+            self._drop(lease)
+
     def take_ended(self) -> list[str]:
         """The requests whose blocks are not read any more, each once."""
         with self._lock:
@@ -222,7 +227,7 @@ class PeerServer:
         elif isinstance(message, Beat):
             self._renew(message.leases)
         else:
-            self._end(message.lease)
+            self.withdraw(message.lease)
 
     def _welcome(self, puller: bytes, message: PullHello) -> None:
         root, refusal = self._root(), ""
@@ -267,10 +272,6 @@ class PeerServer:
             for name in names:
                 if name in self._leases:
                     self._leases[name].renew(self._clock() + self._lease_s)
-
-    def _end(self, name: str) -> None:
-        with self._lock:
-            self._drop(name)
 
     def _end_expired(self) -> None:
         now = self._clock()

@@ -32,8 +32,10 @@ from quire.tiers.kv_transfer_config import KVTransferConfig
 from quire.tiers.plan import KVTierPlan
 
 if TYPE_CHECKING:
+    from quire.distributed.kv_connector.base import KVConnectorBase_V1
     from quire.engine.core.features.kv_connection import KVConnection
     from quire.engine.core.features.kv_tier import SharedIndex
+    from quire.executor.kv_tier.connected_ranks import ConnectedRanks
     from quire.executor.kv_tier.connected_worker import ConnectedWorker
 
 
@@ -150,13 +152,18 @@ def _kv_tier(
 
 def _connection(
     plan: EnginePlan, config: KVTransferConfig, executor: BuiltExecutor
-) -> tuple[KVConnection, ConnectedWorker]:
+) -> tuple[KVConnection, ConnectedWorker | ConnectedRanks]:
     """The feature with the scheduler's half of a connector, and the worker's half."""
     from quire.engine.core.features.kv_connection import KVConnection  # few engines have one
 
-    halves = executor.collective_rpc("open_connector", (plan,), {})
-    assert len(halves) == 1, "a connector serves one worker"
-    first, connected = halves[0]
+    first: KVConnectorBase_V1
+    connected: ConnectedWorker | ConnectedRanks
+    if isinstance(executor, LocalWorkers) and len(executor.workers) == 1:
+        [(first, connected)] = executor.collective_rpc("open_connector", (plan,), {})
+    else:
+        from quire.executor.kv_tier.connected_ranks import connect_ranks
+
+        first, connected = connect_ranks(plan, config, executor, worker_config(plan).key_size)
     if first.reads_steps and plan.speculation is not None:
         hint = (
             "What a step computes is not known before drafts are verified. Leave one of them out."

@@ -32,7 +32,7 @@ OF_THE_CORE = {
     "read_adapter": "Call add_lora() of the engine.",
     "keep_adapter": "Call add_lora() of the engine.",
     "drop_adapter": "Call remove_lora() of the engine.",
-    "open_connector": "Give kv_transfer_config to the engine.",
+    **dict.fromkeys(("open_connector", "call_connector"), "Give kv_transfer_config to the engine."),
     "forget_tier": "Call reset_prefix_cache(reset_connector=True) of the engine.",
     "settle_transfers": "Call reset_prefix_cache() of the engine.",
     **dict.fromkeys(("take_transfers", "wait_for_transfers"), "Read the engine's metrics."),

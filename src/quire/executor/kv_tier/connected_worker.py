@@ -74,7 +74,7 @@ class ConnectedWorker:
         copies: BlockCopies,
         root: Root,
     ) -> None:
-        self._connector = connector
+        self._connector = self.connector = connector
         self._kv_cache, self._root = kv_cache, root
         groups = range(len(kv_cache.pool.groups))
         connector.bind_root(root)
@@ -144,7 +144,9 @@ def make_connector(
     """
     config: KVTransferConfig = vllm_config.kv_transfer_config
     if config.kv_connector == MULTI:
-        halves = [make_connector(_OfChild(vllm_config, c), role, blocks) for c in config.children]
+        halves = [
+            make_connector(OfConnector(vllm_config, c), role, blocks) for c in config.children
+        ]
         return MultiConnector(vllm_config, role, blocks, halves)
     kind: type[KVConnectorBase_V1] = class_of_connector(
         *(NAME, "kv_connector", config.kv_connector_module_path, config.kv_connector),
@@ -171,7 +173,7 @@ def make_connector(
         raise InvalidParameter(f"{NAME}['kv_connector']", config.kv_connector, allowed) from error
 
 
-class _OfChild:
+class OfConnector:
     """A plan with the settings of one connector of several."""
 
     def __init__(self, plan: Any, config: KVTransferConfig) -> None:

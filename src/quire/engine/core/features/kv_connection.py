@@ -37,6 +37,7 @@ from quire.step.plan import NULL_BLOCK, StepPlan
 from quire.step.transfers import BlockKey
 
 if TYPE_CHECKING:
+    from quire.executor.kv_tier.connected_ranks import ConnectedRanks
     from quire.executor.kv_tier.connected_worker import ConnectedWorker
     from quire.scheduling.connection import ConnectedRequests
     from quire.scheduling.scheduler import Scheduler
@@ -85,7 +86,7 @@ class KVConnection(CoreFeature):
         """The request that another engine goes on with, while it ends here."""
         self._handed_params: dict[str, Any] | None = None
 
-    def attach(self, scheduler: Scheduler, worker: ConnectedWorker) -> None:
+    def attach(self, scheduler: Scheduler, worker: ConnectedWorker | ConnectedRanks) -> None:
         """Begin to serve a scheduler that was made with this connection."""
         self._scheduler, self._worker = scheduler, worker
         assert scheduler.connections is not None, "it was made with this connection"
