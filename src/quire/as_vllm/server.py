@@ -129,9 +129,12 @@ class EmbeddedApp:
 
 
 def build_app(
-    args: argparse.Namespace, supported_tasks: Sequence[str] | None = None
+    args: argparse.Namespace,
+    supported_tasks: Sequence[str] | None = None,
+    model_config: object = None,
 ) -> EmbeddedApp:
-    """The app for the flags of a server; what it serves follows from the engine. Raises
+    """The app for the flags of a server; what it serves follows from the engine, which has the
+    tasks and the model. Raises
     RequestError for a flag with a value that it may not have.
     """
     validate_parsed_serve_args(args)
