@@ -46,12 +46,16 @@ from tests.compat.vision_examples import (
     picture,
     write_stand_in,
 )
+from tests.pooling.pictures.test_labels import as_ranker
+from tests.pooling.pictures.test_retrievers import as_published
 
 CHAT = "generate/multimodal/openai_chat_completion_client_for_multimodal.py"
 EMBED = "pooling/embed/vision_embedding_online.py"
 CLASSIFY = "pooling/classify/vision_classification_online.py"
 SCORE = "pooling/score/vision_score_api_online.py"
 RERANK = "pooling/score/vision_rerank_api_online.py"
+COLQWEN = "pooling/score/colqwen3_rerank_online.py"
+TOKENS = "pooling/token_embed/colqwen3_token_embed_online.py"
 EMBEDS = "features/prompt_embed/prompt_embed_inference_with_openai_client.py"
 POOLING = ("--runner", "pooling")
 RERANKER = {
@@ -59,13 +63,14 @@ RERANKER = {
     "classifier_from_token": ["w1", "w2"],  # "no" and "yes" there
     "is_original_qwen3_reranker": True,
 }
+RETRIEVER = ("--served-model-name", "TomoroAI/tomoro-colqwen3-embed-4b")
 CLASSIFIER = {"architectures": ["Qwen2_5_VLForSequenceClassification"]}
 
 
 class Example(NamedTuple):
     """A file, its arguments, what stands in for its model and the tokens of that under the
-    example's names, the server's flags, and how many results begin with `result`. `of_films`: how
-    many of its requests are refused.
+    example's names, the server's flags, and how many results the pattern `result` finds.
+    `of_films`: how many of its requests are refused.
     """
 
     path: str
@@ -117,8 +122,14 @@ EXAMPLES = [
             *(path, (), "qwen3_vl", QWEN),
             *((*POOLING, "--hf-overrides", json.dumps(RERANKER)), result, count, 1),
         )
-        for path, result, count in ((SCORE, "'object': 'score'", 14), (RERANK, "'relevance_s", 9))
+        for path, result, count in ((SCORE, "'object': 'score'", 13), (RERANK, "'relevance_s", 9))
     ),
+    *(
+        Example(path, (), "qwen2_vl", QWEN, POOLING, result, count, 1)
+        for path, result, count in ((SCORE, "'object': 'score'", 13), (RERANK, "'relevance_s", 9))
+    ),
+    Example(COLQWEN, (), "qwen3_vl", QWEN, RETRIEVER, r"score=|    \[", 14),
+    Example(TOKENS, (), "qwen3_vl", QWEN, RETRIEVER, r"  (?:Query \d|Doc \d| Doc \d)[ :]", 12),
     Example(EMBEDS, (), "llava", {}, ("--enable-prompt-embeds",), "Completions API", 2),
 ]
 
@@ -208,6 +219,10 @@ def stand_in(source, example, log):
         write_stand_in(example.kind, example.names, Path(name))
         if example.path == CLASSIFY:
             add_classifier(Path(name))
+        if example.path in (SCORE, RERANK) and example.kind == "qwen2_vl":
+            as_ranker(Path(name))
+        if example.flags == RETRIEVER:
+            as_published("ColQwen3", Path(name))
         flags = [str(source / flag) if flag.endswith(".jinja") else flag for flag in example.flags]
         with server(name, flags, log) as port:
             yield Path(name), port
@@ -217,7 +232,7 @@ def tried(source, example, folder, port):
     """Run one. Raises AssertionError where it does not print what it should."""
     printed = run(source, example, folder, port)
     errors = len(re.findall(r"'error'", printed))
-    found = printed.count(example.result)
+    found = len(re.findall(example.result, printed))
     if (found, errors) != (example.count, example.of_films):
         raise AssertionError(f"{found} results, {errors} errors: {printed[-1500:]}")
     return found

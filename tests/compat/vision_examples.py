@@ -31,12 +31,16 @@ from tests.compat.source_distribution import fetch
 from tests.models.vision.spoken import picture, write_spoken
 from tests.models.vision.spoken_models import END, IMAGE, SPOKEN, START
 from tests.pooling.pictures import test_pairs_of_towers
+from tests.pooling.pictures.test_labels import as_ranker
 
 ARCHIVE = "vllm-0.32.0.tar.gz"
 DIGEST = "d2c957d5eee3d0985012151315ddc62cbe0cd368fc96a5fc3510438d9dddf2ad"
 ONE = "generate/multimodal/vision_language_offline.py"
 SEVERAL = "generate/multimodal/vision_language_multi_image_offline.py"
 EMBED = "pooling/embed/vision_embedding_offline.py"
+RANK = "pooling/score/vision_reranker_offline.py"
+TOKENS = "pooling/token_embed/jina_embeddings_v4_offline.py"
+MISTRAL_SMALL = "generate/multimodal/mistral-small_offline.py"
 
 QWEN = {IMAGE: "<|image_pad|>"}
 GLM = {IMAGE: "<|image|>", START: "<|begin_of_image|>", END: "<|end_of_image|>"}
@@ -109,6 +113,14 @@ def examples(source):
     for model, kind in VECTORS.items():
         names = QWEN if model == "qwen3_vl" else {}
         found.append(Example(EMBED, ("--model", model), kind, names, "mbedding output:"))
+    found += [
+        Example(RANK, ("-m", "jinavl_reranker"), "qwen2_vl", QWEN, "Relevance scores:"),
+        Example(TOKENS, (), "qwen2_5_vl", QWEN, "torch.Size"),
+        *(
+            Example(MISTRAL_SMALL, (mode, "--format", "hf"), "mistral3", MISTRAL, "-" * 50)
+            for mode in ("simple", "advanced")
+        ),
+    ]
     return found, left_out
 
 
@@ -153,6 +165,8 @@ def run(source, example):
     """What an example prints. Raises what it raises."""
     with tempfile.TemporaryDirectory() as folder:
         write_stand_in(example.kind, example.names, Path(folder))
+        if example.path == RANK:
+            as_ranker(Path(folder))
         make = LLM.__init__
 
         def with_stand_in(self, *args, **options):
