@@ -129,7 +129,7 @@ EXAMPLES = [
         for path, result, count in ((SCORE, "'object': 'score'", 13), (RERANK, "'relevance_s", 9))
     ),
     Example(COLQWEN, (), "qwen3_vl", QWEN, RETRIEVER, r"score=|    \[", 14),
-    Example(TOKENS, (), "qwen3_vl", QWEN, RETRIEVER, r"  (?:Query \d|Doc \d| Doc \d)[ :]", 12),
+    Example(TOKENS, (), "qwen3_vl", QWEN, RETRIEVER, r"  (?:Query \d|Doc \d| Doc \d)[ :]", 9),
     Example(EMBEDS, (), "llava", {}, ("--enable-prompt-embeds",), "Completions API", 2),
 ]
 

@@ -115,6 +115,13 @@ def test_texts_are_cut_before_they_are_paired(reranker):
     assert reply.status_code == 200 and len(reply.json()["data"]) == 2
 
 
+def test_one_document_needs_no_list(reranker):
+    right = label(reranker, QUERY + DOCUMENTS[1])[0]
+    for one in ({"content": [{"type": "text", "text": DOCUMENTS[1]}]}, {"text": DOCUMENTS[1]}):
+        [found] = reranker.post("/rerank", {"query": QUERY, "documents": one}).json()["results"]
+        assert found["index"] == 0 and found["relevance_score"] == pytest.approx(right, abs=1e-5)
+
+
 def test_reranking(reranker):
     right = [label(reranker, QUERY + document)[0] for document in DOCUMENTS]
     order = sorted(range(4), key=lambda index: -right[index])
