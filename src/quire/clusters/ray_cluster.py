@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -143,21 +144,66 @@ def nodes_for_cores(
     cluster is too small.
     """
     settings = read_ray_environment()
-    nodes = alive_nodes()
-    if settings.node_ips:
-        nodes = [node for node in nodes if node["NodeManagerAddress"] in settings.node_ips]
-    rooms = {node["NodeID"]: _room(node["Resources"], bundle) for node in nodes}
+    rooms = _rooms(bundle)
     if not size_local or settings.pack_strategy == "fill":
         if sum(rooms.values()) < size:
             raise _too_small(size, bundle, sum(rooms.values()))
         return {rank: list(rooms) if settings.node_ips else () for rank in range(size)}
-    if nodes and rooms[nodes[0]["NodeID"]] < size_local:
-        allowed = f"the first machine has room for {rooms[nodes[0]['NodeID']]} cores"
+    first = next(iter(rooms.values()), size_local)
+    if first < size_local:
+        allowed = f"the first machine has room for {first} cores"
         raise InvalidParameter("data_parallel_size_local", size_local, allowed)
     fitting = [node for node, room in rooms.items() if room >= size_local]
     if len(fitting) * size_local < size:
         raise _too_small(size, bundle, len(fitting) * size_local)
     return {rank: [fitting[rank // size_local]] for rank in range(size)}
+
+
+class CoreMachines:
+    """The machines of `nodes_for_cores`, which are chosen again as they die. Of any thread.
+
+    Ray lists a machine for some 20 s after its death: cores may have been given one that is dead.
+    """
+
+    def __init__(self, size: int, size_local: int | None, bundle: Mapping[str, float]) -> None:
+        self._chosen = nodes_for_cores(size, size_local, bundle)
+        is_fill = read_ray_environment().pack_strategy == "fill"
+        self._num_each, self._bundle = 0 if is_fill else size_local or 0, bundle
+        self._lock = threading.Lock()
+
+    def of(self, rank: int) -> Sequence[str] | None:
+        """The machines, by id, that a core may be put on; none: any; None: all of them have died,
+        and there is no other now.
+
+        Cores that were on one machine stay on one, which has no other cores of the engine.
+        """
+        with self._lock:
+            mine = self._chosen.get(rank, ())
+            if not mine:
+                return ()
+            rooms = _rooms(self._bundle)
+            if any(node in rooms for node in mine):
+                return mine
+            taken = {node for nodes in self._chosen.values() for node in nodes}
+            least = max(self._num_each, 1)
+            free = [node for node, room in rooms.items() if room >= least and node not in taken]
+            if not free:
+                return None
+            new = free[:1] if self._num_each else free
+            for other, nodes in self._chosen.items():
+                if nodes == mine:
+                    self._chosen[other] = new
+            return new
+
+
+def _rooms(bundle: Mapping[str, float]) -> dict[str, int]:
+    """The room for bundles of each machine that may be used, by id, this one first."""
+    allowed = read_ray_environment().node_ips
+    return {
+        node["NodeID"]: _room(node["Resources"], bundle)
+        for node in alive_nodes()
+        if not allowed or node["NodeManagerAddress"] in allowed
+    }
 
 
 def _room(resources: Mapping[str, float], bundle: Mapping[str, float]) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from quire.clusters.hosted_process import HostedProcess
@@ -28,6 +29,10 @@ MOST_CALLS = 4
 """Calls of an actor at a time: one waits for the end of the process."""
 RELEASE_S = 1.0
 """Seconds that an owner waits until the cluster has taken back the resources of a process."""
+LOOK_S = 2.0
+"""Seconds between two looks at whether the machines that a process is to start on live."""
+NEW_MACHINE_S = 60.0
+"""Seconds that a cluster may take to find room elsewhere once such a machine has died."""
 
 
 class Room(Protocol):
@@ -38,42 +43,60 @@ class Room(Protocol):
 
     own: Mapping[str, str]
 
-    def take(self) -> tuple[Any, int, Mapping[str, float]]:
-        """A placement group, the number of the bundle in it, and what of that is used."""
+    def take(self) -> tuple[Any, int, Mapping[str, float]] | None:
+        """A placement group, the number of the bundle in it, and what of that is used; None: there
+        is no machine for it now. It may be taken again once it was given back.
+        """
+        ...
+
+    def is_lost(self) -> bool:
+        """Whether the machines that it was to be on have died, so that it never comes."""
         ...
 
     def give_back(self) -> None:
-        """It is not needed any more."""
+        """It is not needed any more. Idempotent."""
         ...
 
 
 class OwnBundles:
-    """`bundles` on one of `nodes` (none: any), in a placement group of its own. They are the
-    process's, or those of the workers that it starts in them.
+    """`bundles` on one of the machines that `nodes` returns whenever they are taken (none: any;
+    None: there is none now), in a placement group of its own. They are the process's, or those of
+    the workers that it starts in them.
     """
 
     def __init__(
         self,
         name: str,
         bundles: Sequence[Mapping[str, float]],
-        nodes: Sequence[str],
+        nodes: Callable[[], Sequence[str] | None],
         *,
         are_workers: bool,
     ) -> None:
         self._name, self._bundles, self._nodes = name, bundles, nodes
         self._are_workers = are_workers
         self._group: Any = None
+        self._num_groups = 0
+        self._taken: Sequence[str] | None = None
         self.own: Mapping[str, str] = {}
 
-    def take(self) -> tuple[Any, int, Mapping[str, float]]:
-        self._group = new_group(self._name, self._bundles, self._nodes)
+    def take(self) -> tuple[Any, int, Mapping[str, float]] | None:
+        self._taken = self._nodes()
+        if self._taken is None:
+            return None
+        self._num_groups += 1
+        name = _nth(self._name, self._num_groups)
+        self._group = new_group(name, self._bundles, self._taken)
         if self._are_workers:
             self.own = {"ray_group": self._group.id.hex()}
         return self._group, 0, {} if self._are_workers else self._bundles[0]
 
+    def is_lost(self) -> bool:
+        return self._nodes() != self._taken
+
     def give_back(self) -> None:
-        if self._group is not None:
-            ray.util.remove_placement_group(self._group)
+        group, self._group = self._group, None
+        if group is not None:
+            ray.util.remove_placement_group(group)
 
 
 class BundleOf:
@@ -88,6 +111,9 @@ class BundleOf:
         used = {name: min(1.0, most[name]) for name in ("CPU", "GPU") if most.get(name)}
         return self._group, self._number, used
 
+    def is_lost(self) -> bool:
+        return False
+
     def give_back(self) -> None:
         """Nothing is ours."""
 
@@ -96,8 +122,9 @@ class RayProcess(DistantProcess):
     """Starts a process in an actor of `kind` once `start` has the message, of which `arguments`
     makes the actor's; as OwnedProcess.
 
-    `placement_s` is how long the cluster may take to have its `room`. `pipe` is closed at the other
-    end when the process has ended.
+    `placement_s` is how long the cluster may take to have its `room`, which is taken again where it
+    is lost before the process has started. `pipe` is closed at the other end when the process has
+    ended.
     """
 
     lost = "closed its connections and had to be killed"
@@ -117,6 +144,7 @@ class RayProcess(DistantProcess):
         self._room, self._placement_s = room, placement_s
         self._news = threading.Event()
         self._actor: Any = None
+        self._num_actors = 0
         self._thread: threading.Thread | None = None
 
     def start(self, message: ChildStart, fds: Sequence[int] = ()) -> None:
@@ -152,9 +180,8 @@ class RayProcess(DistantProcess):
             self.finish(self._live(arguments))
         except _Killed:
             return
-        except GetTimeoutError:
-            text = f"found no room in the Ray cluster within {self._placement_s:g} s"
-            self.finish(Ending(1, text, None))
+        except _NoRoom as error:
+            self.finish(Ending(1, f"found no room in the Ray cluster within {error}", None))
         except RayError as error:
             first = str(error).splitlines()[0].rstrip(".")
             text = f"ended with its Ray actor ({first})"
@@ -165,32 +192,73 @@ class RayProcess(DistantProcess):
             self._release()
 
     def _live(self, arguments: Mapping[str, Any]) -> Ending:
-        group, number, used = self._room.take()
+        began, within_s, since = time.monotonic(), self._placement_s, ""
+        while not self._starts(arguments, began + within_s, f"{within_s:g} s{since}"):
+            self._release()
+            if not since:
+                logger.warning("%s: its machine has left the Ray cluster.", self._name)
+                began, since = time.monotonic(), " of the loss of its machine"
+                within_s = min(within_s, NEW_MACHINE_S)
+        future = self._future(self._actor.run.remote())
+        while not future.done():
+            self._hears(None)
+        ending: Ending = future.result()
+        return ending
+
+    def _starts(self, arguments: Mapping[str, Any], deadline: float, bound: str) -> bool:
+        """Start the process in its room; False: that is lost. Raises _NoRoom after `deadline`."""
+        while (room := self._room.take()) is None:
+            self._pause(deadline, bound)
+        future = self._future(self._new_actor(arguments, *room).wait_for_init.remote())
+        while not future.done():
+            if self._room.is_lost():
+                return False
+            self._pause(deadline, bound)
+        try:
+            self.pid = future.result()
+        except RayActorError:
+            # it may have died with its machine
+            if self._room.is_lost():
+                return False
+            raise
+        return True
+
+    def _new_actor(
+        self, arguments: Mapping[str, Any], group: Any, number: int, used: Mapping[str, float]
+    ) -> Any:
+        self._num_actors += 1
+        name = _nth(self._name, self._num_actors)
         actor_class = ray.remote(self._kind)
         self._actor = actor_class.options(
-            name=self._name,
+            name=name,
             num_cpus=used.get("CPU", 0),
             num_gpus=used.get("GPU", 0),
             max_concurrency=MOST_CALLS,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
         ).remote(**arguments, own=self._room.own)
-        self.pid = self._get(self._actor.wait_for_init.remote(), self._placement_s)
-        ending: Ending = self._get(self._actor.run.remote(), None)
-        return ending
+        return self._actor
 
-    def _get(self, ref: Any, timeout_s: float | None) -> Any:
-        """Wait for a value of the actor. Raises GetTimeoutError after `timeout_s`, and _Killed once
-        the owner has killed the process.
-        """
+    def _future(self, ref: Any) -> Any:
+        """The value of an actor, whose coming is news."""
         future = ref.future()
         future.add_done_callback(lambda _: self._news.set())
-        while not future.done() and self._ending is None:
-            if not self._news.wait(timeout_s):
-                raise GetTimeoutError
-            self._news.clear()
+        return future
+
+    def _hears(self, timeout_s: float | None) -> bool:
+        """Wait for news; False: there were none. Raises _Killed once the owner has killed the
+        process.
+        """
+        has_news = self._news.wait(timeout_s)
+        self._news.clear()
         if self._ending is not None:
             raise _Killed
-        return future.result()
+        return has_news
+
+    def _pause(self, deadline: float, bound: str) -> None:
+        """Wait until the next look, or for news. Raises _NoRoom after `deadline`."""
+        left = deadline - time.monotonic()
+        if not self._hears(max(0.0, min(left, LOOK_S))) and left <= LOOK_S:
+            raise _NoRoom(bound)
 
     def finish(self, ending: Ending) -> None:
         super().finish(ending)
@@ -204,6 +272,15 @@ class RayProcess(DistantProcess):
             self._room.give_back()
         except Exception as error:
             logger.debug("The Ray cluster did not take %s back: %s", self._name, error)
+
+
+def _nth(name: str, number: int) -> str:
+    """A name of its own for each try: the cluster may not have taken back that of the last one."""
+    return name if number == 1 else f"{name}_{number}"
+
+
+class _NoRoom(Exception):
+    """The cluster has found no room in time, which the text says."""
 
 
 class _Killed(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.clusters.hosted_process import HostedProcess
-from quire.clusters.ray_cluster import connect, nodes_for_cores, own_address
+from quire.clusters.ray_cluster import CoreMachines, connect, own_address
 from quire.config.plan import EnginePlan
 from quire.config.plan_parts import ParallelPlan
 from quire.engine.process.core_pool import CORE_PROGRAM
@@ -75,19 +75,20 @@ class RayCores:
         self._bundles = _bundles(parallel)
         self._are_workers = parallel.has_ray_workers
         each = {"CPU": sum(bundle["CPU"] for bundle in self._bundles)}
-        self._nodes: dict[int, Sequence[str]] = nodes_for_cores(
-            parallel.mesh.dp, parallel.data_parallel_size_local, each
-        )
+        self._machines = CoreMachines(parallel.mesh.dp, parallel.data_parallel_size_local, each)
         self._name = f"quire_{secrets.token_hex(4)}"
 
     def place(self, engine_index: int, incarnation: int) -> OwnedProcess:
-        """A process for the core: at first on the machine that it was given, after a death on any
-        with room.
+        """A process for the core: at first on the machine that it was given, or on another where
+        that has died, and after its own death on any with room.
         """
         from quire.clusters.ray_process import OwnBundles, RayProcess  # it imports Ray
 
         name = f"{self._name}_dp_rank_{engine_index}_{incarnation}"
-        nodes = self._nodes.get(engine_index, ()) if incarnation == 1 else ()
+
+        def nodes() -> Sequence[str] | None:
+            return self._machines.of(engine_index) if incarnation == 1 else ()
+
         return RayProcess(
             name,
             DPEngineCoreActor,
