@@ -261,7 +261,7 @@ class RerankRequest(PairFields, kw_only=True):
     """`POST /rerank`."""
 
     query: str | dict[str, Any]
-    documents: Side
+    documents: dict[str, Any] | list[str | dict[str, Any]]
     top_n: Annotated[int, Meta(ge=0)] | None = None
     return_documents: bool | None = None
 
