@@ -149,3 +149,12 @@ def test_parameters_are_named_and_counted_once(checkpoints):
     assert len(names) == len(set(names))
     assert "layers.0.attn.qkv.weight" in names and "head.weight" not in names
     assert model.weight_bytes == sum(t.nbytes for t in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "added"), [("gemma2", {"head.weight"}), ("qwen3", set())])
+def test_a_tied_head_has_a_name_where_duplicates_are_asked_for(checkpoints, name, added):
+    """As torch's modules have it: all that comes to the names is that of the tied head."""
+    model = load_hostile(checkpoints[name])
+    once, all_names = (dict(model.named_parameters(remove_duplicate=d)) for d in (True, False))
+    assert all_names.keys() - once.keys() == added
+    assert torch.equal(all_names["head.weight"], once["embed.weight"]) == bool(added)

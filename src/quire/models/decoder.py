@@ -198,13 +198,17 @@ class DecoderModel(GivenWeights):
         """Each part that holds memory, once, by name."""
         yield from self._parts
 
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """All weight tensors by name: fused, tied ones once. What a provider has packed is a copy,
-        made when it is asked for, in which only the packing is undone: writing into it changes
-        nothing, and `load_weights` does.
+    def named_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """All weight tensors by name, fused; a head that is tied to the embedding has a name only
+        without `remove_duplicate`. What a provider has packed is a copy, made when it is asked for,
+        in which only the packing is undone: writing into it changes nothing, and `load_weights`
+        does.
         """
         for name, part in self._parts:
             yield from tensors_of(name, part)
+            # a head that is rounded, unlike its embedding, is a part by itself
+            if not remove_duplicate and self.spec.tie and name == "embed":
+                yield from tensors_of("head", part)
 
     def weight_tensors(self) -> Iterator[Tensor]:
         """All tensors that the weights are kept in, in whatever form; some may share memory. Not

@@ -94,9 +94,11 @@ class ForeignModel(GivenWeights):
             scores: Tensor = self._head(inputs_embeds=hidden[None]).logits[0]
             return scores.float()
 
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The weight tensors by name, without those that a provider has packed."""
-        yield from self._model.named_parameters()
+    def named_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """The weight tensors by name, without those that a provider has packed; one that several
+        modules share has all of its names without `remove_duplicate`.
+        """
+        yield from self._model.named_parameters(remove_duplicate=remove_duplicate)
 
     def weight_tensors(self) -> Iterator[Tensor]:
         """All tensors that the weights are kept in, in whatever form."""
