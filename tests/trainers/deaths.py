@@ -5,7 +5,10 @@ The engine's core is a process of its own. A trainer is a process that kills its
 message, or with `nccl` also in the middle of the tensors that it has announced. Then the engine has
 one clear state, which a line names: the old weights, by their checksums, after the update has ended
 or a reload has ended it; or refusals with a reason. A second trainer sends everything in each case,
-and afterwards the checksums are those of an engine that was updated without a death.
+and afterwards the checksums are those of an engine that was started with the new weights.
+
+Of two trainers at once the second comes with weights of its own while the update of the first is
+open, before each message of it. It is refused, and the first one's update ends with its weights.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +57,7 @@ class Source:
 
 
 class Relay:
-    """A client whose calls are lines to the engine's process."""
+    """A client whose calls are lines to the engine's process; one that is refused ends this one."""
 
     def __init__(self, dies_at: str) -> None:
         self._dies_at, self._updates = dies_at, 0
@@ -62,9 +66,9 @@ class Relay:
         if message == self._dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
         print(json.dumps([method, *args]), flush=True)
-        answer = json.loads(sys.stdin.readline())
-        if answer is not None:
-            raise RuntimeError(answer)
+        if json.loads(sys.stdin.readline()) is not None:
+            # with nccl the other thread waits for the group until its time is over
+            os._exit(1)
 
     def init_weight_transfer_engine(self, info: Any) -> None:
         self._ask("init", "init_weight_transfer_engine", {"init_info": info})
@@ -101,8 +105,16 @@ def train(backend: str, folder: str, port: int, dies_at: str) -> None:
     sender.send_weights("new")
 
 
-def serve_trainer(llm: LLM, backend: str, folder: Path, dies_at: str) -> str:
-    """Run a trainer against the engine; returns what the engine said last that was not success."""
+def serve_trainer(
+    llm: LLM,
+    backend: str,
+    folder: Path,
+    dies_at: str,
+    before: Callable[[str], None] = lambda method: None,
+) -> str:
+    """Run a trainer against the engine; returns what the engine said last that was not success.
+    `before` is called with each method that the trainer asks for.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -112,6 +124,7 @@ def serve_trainer(llm: LLM, backend: str, folder: Path, dies_at: str) -> str:
     said = ""
     for line in trainer.stdout:
         method, *args = json.loads(line)
+        before(method)
         answer = None
         try:
             getattr(llm, method)(*args)
@@ -147,33 +160,69 @@ def asked(llm: LLM) -> str:
     return output.outputs[0].error or "answers"
 
 
+def engine(folder: Path, backend: str) -> LLM:
+    return LLM(
+        str(folder), skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22, max_model_len=64,
+        dtype="float32", weight_transfer_config={"backend": backend}, enable_multiprocessing=True,
+    )  # fmt: skip
+
+
+def has(llm: LLM, version: str, checksums: dict[str, str]) -> bool:
+    return llm.get_weight_version() == version and llm.compute_weight_checksums() == checksums
+
+
+def die(backend: str, folders: list[Path], dies_at: str, right: dict[str, str]) -> bool:
+    """Whether the engine is as it should be after a death and after the trainer that follows."""
+    llm = engine(folders[0], backend)
+    old = llm.compute_weight_checksums()
+    said = serve_trainer(llm, backend, folders[1], dies_at)
+    found = state(llm, old)
+    again = serve_trainer(llm, backend, folders[1], "never")
+    is_new = has(llm, "new", right) and not again
+    print(
+        f"{backend}, dies at {dies_at}: {found}; the engine said {said[:70]!r}; "
+        f"a second trainer ends with the new weights: {is_new}",
+        flush=True,
+    )
+    llm.__exit__(None, None, None)
+    is_clear = "answers no request" in found or (
+        "answers" in found and found.endswith("weights: old")
+    )
+    return is_new and is_clear
+
+
+def meet(backend: str, folders: list[Path], right: dict[str, str]) -> bool:
+    """Whether a second trainer is refused at each message of the first one's update."""
+    llm = engine(folders[0], backend)
+    refusals: list[str] = []
+
+    def before(method: str) -> None:
+        if method in ("update_weights", "finish_weight_update"):
+            refusals.append(serve_trainer(llm, backend, folders[0], "never"))
+
+    said = serve_trainer(llm, backend, folders[1], "never", before)
+    is_new = has(llm, "new", right) and not said
+    print(
+        f"{backend}, two at once: the second is told {sorted(set(refusals))} in {len(refusals)} "
+        f"places; the first one's update ends with the new weights: {is_new}",
+        flush=True,
+    )
+    llm.__exit__(None, None, None)
+    return is_new and len(refusals) > 2 and all(refusals)
+
+
 def main() -> int:
-    """Print a line for each death; the exit code is 1 where a state is not one of those above."""
+    """Print a line for each case; the exit code is 1 where a state is not one of those above."""
     base = Path(tempfile.mkdtemp())
     folders = [make_checkpoint(base / str(s), SHAPE, "qwen3", s, "float32") for s in (0, 1)]
+    started = engine(folders[1], "ipc")
+    right = started.compute_weight_checksums()
+    started.__exit__(None, None, None)
     failed = 0
     for backend in sys.argv[1:] or ("ipc", "nccl"):
         for dies_at in (*MESSAGES, *(["tensor"] if backend == "nccl" else [])):
-            llm = LLM(
-                str(folders[0]), skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22,
-                max_model_len=64, dtype="float32", weight_transfer_config={"backend": backend},
-                enable_multiprocessing=True,
-            )  # fmt: skip
-            old = llm.compute_weight_checksums()
-            said = serve_trainer(llm, backend, folders[1], dies_at)
-            found = state(llm, old)
-            again = serve_trainer(llm, backend, folders[1], "never")
-            is_new = llm.get_weight_version() == "new" and llm.compute_weight_checksums() != old
-            is_clear = "answers no request" in found or (
-                "answers" in found and found.endswith("weights: old")
-            )
-            failed += not (is_new and is_clear and not again)
-            print(
-                f"{backend}, dies at {dies_at}: {found}; the engine said {said[:70]!r}; "
-                f"a second trainer ends with the new weights: {is_new}",
-                flush=True,
-            )
-            llm.__exit__(None, None, None)
+            failed += not die(backend, folders, dies_at, right)
+        failed += not meet(backend, folders, right)
     print("failed:", failed)
     return int(failed > 0)
 
