@@ -1,11 +1,11 @@
-"""The calls that RL frameworks make of an engine, in their order, each played once against a tiny
-model: python -m tests.trainers.framework_calls [FRAMEWORK ...].
+"""Calls that RL frameworks make of an engine, played against a tiny model:
+python -m tests.trainers.framework_calls [FRAMEWORK ...].
 
-A scene names the source of its calls. It begins with an engine of random weights (or those of
-another seed) and ends when the engine's log-probabilities are those of a forward of transformers
-with the weights that were sent. The last line is JSON: seconds and the largest difference by
-framework. Frameworks' own modules allocate on GPUs when they are imported or called, or want Ray;
-what they do there is in framework_workers.py.
+A scene names the source of its calls; docs/weight_updates.md lists those that are left out. It
+begins with an engine of random weights (or those of another seed) and ends when the engine's
+log-probabilities are those of a forward of transformers with the weights that were sent. The last
+line is JSON: seconds and the largest difference by framework. Frameworks' own modules allocate on
+GPUs when they are imported or called, or want Ray; what they do there is in framework_workers.py.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ def difference(folder: Path, completion: Any) -> float:
     return float((mine - theirs).abs().max())
 
 
-def params(**fields: Any) -> Any:
+def params(max_tokens: int = 6) -> Any:
     from vllm import SamplingParams
 
-    return SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0, **fields)
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
 
 
-async def generated(engine: Any, **fields: Any) -> Any:
+async def generated(engine: Any, max_tokens: int = 6, **fields: Any) -> Any:
     from vllm.inputs import TokensPrompt
     from vllm.utils import random_uuid
 
     prompt = TokensPrompt(prompt_token_ids=PROMPT)
-    stream = engine.generate(prompt, params(), request_id=random_uuid(), **fields)
+    stream = engine.generate(prompt, params(max_tokens), request_id=random_uuid(), **fields)
     return [output async for output in stream][-1].outputs[0]
 
 
@@ -163,8 +163,8 @@ def send_buckets(address: str, module: Any) -> None:
 
 async def verl(base: Path) -> float:
     """verl 0.9.1, workers/rollout/vllm_rollout/vllm_async_server.py (vLLMHttpServer), but for
-    `monkey_patch_model`, which replaces the model's compute_logits, and `request_states`, in whose
-    place is `unfinished_ids`.
+    `monkey_patch_model`, which replaces the model's compute_logits, and `request_states` and
+    `abort_requests` of the output processor, in whose place are `unfinished_ids` and `abort`.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.openai.api_server import build_app, init_app_state
@@ -204,12 +204,11 @@ async def verl(base: Path) -> float:
     await engine.wake_up(tags=["kv_cache"])
     await engine.reset_prefix_cache(reset_connector=True)
     found = difference(new, await generated(engine, lora_request=None, priority=0))
-    running = asyncio.create_task(generated(engine))
-    await asyncio.sleep(0)
-    for name in list(engine.output_processor.unfinished_ids()):
-        engine.output_processor.abort_requests([name])
-        await engine.engine_core.abort_requests_async([name])
-    running.cancel()
+    running = asyncio.create_task(generated(engine, max_tokens=45))
+    while not (names := engine.output_processor.unfinished_ids()):
+        await asyncio.sleep(0)
+    await engine.abort(names, internal=True)
+    assert (await running).finish_reason == "abort"
     await engine.pause_generation(wait_for_inflight_requests=False, clear_cache=True)
     await engine.resume_generation()
     await engine.wait_for_requests_to_drain()
@@ -221,7 +220,7 @@ async def verl(base: Path) -> float:
 
 
 async def skyrl(base: Path) -> float:
-    """SkyRL's remote engines: routes of `vllm serve` (sheet weights.md, section 9), with the
+    """SkyRL's remote engines: routes of `vllm serve`, with the
     functions of the first releases of weight transfer on the trainer's side.
     """
     import httpx
@@ -294,7 +293,7 @@ async def skyrl(base: Path) -> float:
 
 
 async def prime_rl(base: Path) -> float:
-    """prime-rl, inference/vllm/server.py and worker (sheet weights.md, section 9): routes that it
+    """prime-rl, inference/vllm/server.py and worker: routes that it
     adds to the app, weights from folders, adapters of one name in place.
     """
     import httpx
@@ -347,7 +346,7 @@ async def prime_rl(base: Path) -> float:
 
 
 async def nemo_rl(base: Path) -> float:
-    """NeMo-RL, models/generation/vllm/vllm_worker.py (sheet weights.md, section 9), with
+    """NeMo-RL, models/generation/vllm/vllm_worker.py, with
     `reset_mm_cache` in place of `renderer.clear_mm_cache`.
     """
     import zmq
@@ -393,7 +392,7 @@ async def nemo_rl(base: Path) -> float:
 
 
 async def open_instruct(base: Path) -> float:
-    """open-instruct, vllm_utils.py (sheet weights.md, section 9), but for `get_kv_cache_spec` of
+    """open-instruct, vllm_utils.py, but for `get_kv_cache_spec` of
     workers.
     """
     from vllm.distributed.weight_transfer.nccl_engine import (

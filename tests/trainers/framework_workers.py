@@ -67,11 +67,11 @@ class VerlWorker:
             socket.send(b"")
         shared.close()
         socket.close()
-        return len(dict(self.model_runner.model.named_parameters()))
+        return len(dict(self.model_runner.model.named_parameters(remove_duplicate=False)))
 
 
 class PrimeWorker:
-    """prime-rl, inference/vllm/worker (sheet weights.md, section 9)."""
+    """prime-rl, inference/vllm/worker."""
 
     def init_broadcaster(self):
         self._has_broadcaster = True
@@ -84,7 +84,7 @@ class PrimeWorker:
 
 
 class NemoWorker:
-    """NeMo-RL, models/generation/vllm/vllm_backend.py (sheet weights.md, section 9)."""
+    """NeMo-RL, models/generation/vllm/vllm_backend.py."""
 
     def report_device_id(self):
         return f"host-{self.rank}"

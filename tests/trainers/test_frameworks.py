@@ -1,11 +1,17 @@
-"""The scripts of this folder, each in a process of its own."""
+"""The scripts of this folder: one scene here, all of them with --full in processes of their own."""
 
+import asyncio
 import subprocess
 import sys
 
 import pytest
 
+import quire.as_vllm  # noqa: F401  the scene that is played here imports vllm
 from tests.trainers.framework_calls import SCENES
+
+
+def test_a_scene_plays_in_this_process(tmp_path):
+    assert asyncio.run(SCENES["nemo-rl"](tmp_path)) < 3e-4
 
 
 @pytest.mark.full
