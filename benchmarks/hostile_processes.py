@@ -107,7 +107,7 @@ def left_behind(family: Sequence[psutil.Process], pid: int) -> list[str]:
     """Processes and socket folders of a server that has ended."""
     _, alive = psutil.wait_procs(family, timeout=10)
     remove_socket_folder(make_socket_folder())  # as the next start: it removes those of the dead
-    folders = Path(tempfile.gettempdir()).glob(f"quire-{pid}-*")
+    folders = Path(tempfile.gettempdir()).glob(f"quire-sockets-{pid}-*")
     return [*(f"process {each.pid}" for each in alive), *map(str, folders)]
 
 

@@ -74,7 +74,7 @@ def family_of(server):
 
 def test_t01_bytes_that_are_no_message_are_dropped_at_every_socket(optimised, tmp_path):
     right = text_of(optimised)
-    folders = list(Path(tempfile.gettempdir()).glob(f"quire-{optimised.process.pid}-*"))
+    folders = list(Path(tempfile.gettempdir()).glob(f"quire-sockets-{optimised.process.pid}-*"))
     assert folders
     canary = tmp_path / "canary"
     rng = random.Random(1)

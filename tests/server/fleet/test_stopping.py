@@ -68,4 +68,4 @@ def test_a_signal_while_starting_ends_with_0_and_leaves_nothing():
         assert process.returncode == 0, (after_s, log)
         assert "Traceback" not in log
         assert not psutil.wait_procs(children, timeout=10)[1], after_s
-        assert not list(Path(tempfile.gettempdir()).glob(f"quire-{process.pid}-*"))
+        assert not list(Path(tempfile.gettempdir()).glob(f"quire-sockets-{process.pid}-*"))
