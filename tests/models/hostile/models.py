@@ -125,7 +125,7 @@ def oracle(hostile: Hostile, folder: Path) -> Oracle:
 def theirs(hostile: Hostile, folder: Path) -> torch.nn.Module:
     """The checkpoint as transformers loads it."""
     return (
-        _class_of(hostile)
+        class_of(hostile)
         .from_pretrained(
             folder if hostile.part_of is None else folder / TEXT,
             dtype=torch.float32,
@@ -141,7 +141,7 @@ def _learned_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(n, b) for n, b in model.named_buffers() if n.endswith(names)]
 
 
-def _class_of(hostile: Hostile) -> Any:
+def class_of(hostile: Hostile) -> Any:
     """transformers' class, which not every text model has in its table of causal models."""
     if hostile.whole is not None:
         return getattr(transformers, hostile.whole)
@@ -155,7 +155,7 @@ def random_model(hostile: Hostile) -> torch.nn.Module:
     """The model as transformers makes it, with weights that leave nothing at one or zero."""
     config = AutoConfig.for_model(hostile.kind, **keys_of(hostile), attn_implementation="eager")
     torch.manual_seed(hostile.seed)
-    model = _class_of(hostile)
+    model = class_of(hostile)
     if hostile.whole is not None:
         config = model.config_class(
             text_config=config.to_dict(), vision_config=_EYES, attn_implementation="eager"

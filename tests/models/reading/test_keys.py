@@ -14,7 +14,7 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families import read_spec, read_with_foreign
 from quire.models.reading.listed import NEUTRAL
 from quire.models.reading.reference import reference_of
-from tests.models.hostile.models import HOSTILE, config_of, keys_of, random_model
+from tests.models.hostile.models import HOSTILE, class_of, config_of, keys_of, random_model
 from tests.models.paged_driver import TOLERANCE, relative_error
 from tests.models.test_mutations import other_values
 
@@ -126,12 +126,14 @@ def test_unmet_keys_stand_in_one_sentence_with_an_override():
     assert read_spec({**config, **unmet, **removal}) == read_spec(config)
 
 
-def logits_of(config_keys, kind, state):
+def logits_of(config_keys, hostile, state):
     """transformers' logits with these keys and weights; None where it fails with the keys."""
     torch.manual_seed(0)
     try:
-        config = AutoConfig.for_model(kind, **config_keys, attn_implementation="eager")
-        model = AutoModelForCausalLM.from_config(config).eval().float()
+        config = AutoConfig.for_model(hostile.kind, **config_keys, attn_implementation="eager")
+        kind = class_of(hostile)
+        model = kind.from_config(config) if kind is AutoModelForCausalLM else kind(config)
+        model = model.eval().float()
     except Exception:
         return None
     try:
@@ -152,7 +154,7 @@ def test_what_moves_the_logits_of_transformers_is_noticed(name):
     config, keys, spec = config_of(hostile), keys_of(hostile), read_spec(config_of(hostile))
     model = random_model(hostile)
     state = model.state_dict()
-    usual = logits_of(keys, hostile.kind, state)
+    usual = logits_of(keys, hostile, state)
     assert usual is not None
     reference = reference_for(config)
     moved, tried = [], 0
@@ -165,7 +167,7 @@ def test_what_moves_the_logits_of_transformers_is_noticed(name):
                     continue
             except LoadError:
                 continue
-            found = logits_of({**keys, key: other}, hostile.kind, state)
+            found = logits_of({**keys, key: other}, hostile, state)
             tried += 1
             if found is not None and relative_error([found], [usual]) > TOLERANCE:
                 moved.append((key, other))
