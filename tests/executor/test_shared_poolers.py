@@ -10,6 +10,9 @@ from quire import LLM, PoolingParams, SamplingParams
 from quire.engine.core import builder
 from quire.executor.uniproc import open_uniproc
 from quire.hardware.native import find_native
+from quire.models import read_spec
+from quire.models.cutting.sharding import has_bits_of_one
+from quire.models.loading.folder_files import read_folder_config
 from tests.models.hostile.encoders import ENCODERS, make_encoder
 from tests.models.vision.spoken import picture, write_spoken
 from tests.models.vision.spoken_models import IMAGE, IMAGE_ID, SPOKEN
@@ -90,4 +93,8 @@ def test_pictures(name, tmp_path, monkeypatch):
         ]
 
     one, two = over_workers(monkeypatch, ask, (1, 2))
-    assert len(one) == 12 and one == two
+    assert len(one) == 12
+    if has_bits_of_one(read_spec(read_folder_config(tmp_path, "safetensors")), 2):
+        assert one == two
+    else:  # as the plan says: the values of a head are too few for four segments
+        assert one == [(token, pytest.approx(found, abs=1e-5)) for token, found in two]
