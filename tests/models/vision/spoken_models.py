@@ -106,7 +106,7 @@ GEMMA_TEXT = LONG_TEXT | {
     "sliding_window": 3,
     "query_pre_attn_scalar": 7,
 }
-GEMMA4_TOWER = wholes.GEMMA4_TOWER | {"patch_size": 4, "position_embedding_size": 40}
+GEMMA4_TOWER = wholes.GEMMA4_TOWER | {"patch_size": 4, "position_embedding_size": 320}
 GEMMA4_TEXT = LONG_TEXT | {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
