@@ -179,10 +179,14 @@ def test_a_machine_that_is_not_expected_is_refused(port, node_rank, nnodes):
 def test_the_second_machine_with_a_number_is_refused_and_the_first_serves_on(
     port, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(node_ranks, "RIVAL_S", 0.8)
+    # longer than a busy machine needs between two signs
+    monkeypatch.setattr(node_ranks, "RIVAL_S", 2.5)
     with core(port) as machines, machine(port):
         process = machines.process(1, 0, PROGRAM)
         process.start(message(tmp_path))
+        end = time.monotonic() + 20
+        while not machines._lives and time.monotonic() < end:
+            time.sleep(0.01)
         with machine(port) as ends:
             wait_for_end(ends)
         assert isinstance(ends[0], EngineError)
