@@ -27,7 +27,7 @@ from quire.runner.devices.device import CpuDevice, Device
 from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.decode_graphs import GraphForward, decode_sizes
 from quire.runner.forward.forward import EagerForward, Forward, RecordedForward
-from quire.runner.model import RunnableModel
+from quire.runner.model import StepModel
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Platform:
 
     device: Device
     ops: Ops
-    make_forward: Callable[[RunnableModel, BatchBuilder, int], Forward]
+    make_forward: Callable[[StepModel, BatchBuilder, int], Forward]
     sizes: Sequence[int] = ()
     free_bytes: Callable[[], int] | None = None
     is_host: bool = True
@@ -152,7 +152,7 @@ def _open_cuda(config: WorkerConfig) -> Platform:
     ops = _select(config, device)
     sizes = decode_sizes(config.num_rows) if config.parallel.use_graphs else []
 
-    def make_forward(model: RunnableModel, batches: BatchBuilder, num_rows: int) -> Forward:
+    def make_forward(model: StepModel, batches: BatchBuilder, num_rows: int) -> Forward:
         if not sizes:
             return EagerForward(model)
         return GraphForward(model, CudaGraphs, batches.padding, sizes)

@@ -57,7 +57,7 @@ from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.forward.shared_scores import SharedScores
 from quire.runner.head import RowHead
 from quire.runner.kv_cache import KVCache
-from quire.runner.model import RunnableModel
+from quire.runner.model import RunnableModel, StepModel
 from quire.runner.residence import LoadedModel, Residence
 from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
@@ -438,6 +438,7 @@ def record_steps(
     platform: Platform, model: RunnableModel, batches: BatchBuilder, num_sampled: int
 ) -> Forward:
     """Make the object that runs the model's steps, recorded if the platform records."""
+    stepped: StepModel = model
     if isinstance(model, DecoderModel) and model.shares_head:
-        model = SharedScores(model)
-    return platform.make_forward(model, batches, num_sampled)
+        stepped = SharedScores(model)
+    return platform.make_forward(stepped, batches, num_sampled)

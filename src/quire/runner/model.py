@@ -12,11 +12,8 @@ from quire.models.foreign.implementation import AnyDecoder
 from quire.ops import Batch
 
 
-class RunnableModel(Protocol):
-    """A decoder with its weights: `DecoderModel`, or `ForeignModel` of transformers."""
-
-    @property
-    def spec(self) -> AnyDecoder: ...
+class StepModel(Protocol):
+    """A model as far as its steps need it."""
 
     def forward(self, batch: Batch) -> HiddenStates:
         """Run all layers and write their part of the memory into the blocks of the batch."""
@@ -31,6 +28,13 @@ class RunnableModel(Protocol):
     def weight_tensors(self) -> Iterator[Tensor]:
         """All tensors that the weights are kept in, in whatever form; some may share memory."""
         ...
+
+
+class RunnableModel(StepModel, Protocol):
+    """A decoder with its weights: `DecoderModel`, or `ForeignModel` of transformers."""
+
+    @property
+    def spec(self) -> AnyDecoder: ...
 
     def release_weights(self) -> None:
         """Give the weights' memory back; `take_weights` comes before the next pass."""

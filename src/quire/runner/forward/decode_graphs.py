@@ -20,7 +20,7 @@ from torch import Tensor
 from quire.models.decoder import HiddenStates
 from quire.ops import Batch
 from quire.runner.forward.forward import rows_of_step
-from quire.runner.model import RunnableModel
+from quire.runner.model import StepModel
 
 _LARGEST_POWER = 64
 """Beyond this, powers of two would pad too much: sizes continue in steps of it."""
@@ -68,7 +68,7 @@ class GraphForward:
 
     def __init__(
         self,
-        model: RunnableModel,
+        model: StepModel,
         open_graphs: Callable[[], Graphs],
         padding: Callable[[int], Batch],
         sizes: Sequence[int],

@@ -19,7 +19,7 @@ from quire.kernels.cpu.runtime import CpuRuntime
 from quire.models.decoder import HiddenStates
 from quire.ops import Batch, GroupBatch, LayerBatch, PromptBatch, StateBatch
 from quire.ops.formats.lora import NO_ADAPTER
-from quire.runner.model import RunnableModel
+from quire.runner.model import StepModel
 
 
 class Forward(Protocol):
@@ -49,7 +49,7 @@ class Forward(Protocol):
 class EagerForward:
     """Runs the model directly."""
 
-    def __init__(self, model: RunnableModel) -> None:
+    def __init__(self, model: StepModel) -> None:
         self._model = model
         self._slots: Tensor | None = None
 
@@ -88,7 +88,7 @@ class RecordedForward:
     """
 
     def __init__(
-        self, model: RunnableModel, runtime: CpuRuntime, inputs: Batch, *, num_rows: int
+        self, model: StepModel, runtime: CpuRuntime, inputs: Batch, *, num_rows: int
     ) -> None:
         """inputs: the whole tensors whose first entries are the steps' batches, with plans for no
         rows. num_rows: how many rows a step may sample; 0 for a model without logits.

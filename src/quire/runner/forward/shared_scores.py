@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor
 
 from quire.models.decoder import DecoderModel, HiddenStates
-from quire.models.spec import Decoder
 from quire.ops import Batch
 
 
@@ -20,10 +18,6 @@ class SharedScores:
     def __init__(self, model: DecoderModel) -> None:
         self._model = model
 
-    @property
-    def spec(self) -> Decoder:
-        return self._model.spec
-
     def forward(self, batch: Batch) -> HiddenStates:
         return self._model.forward(batch)
 
@@ -32,9 +26,3 @@ class SharedScores:
 
     def weight_tensors(self) -> Iterator[Tensor]:
         return self._model.weight_tensors()
-
-    def release_weights(self) -> None:
-        self._model.release_weights()
-
-    def take_weights(self, other: Any) -> None:
-        self._model.take_weights(other)
