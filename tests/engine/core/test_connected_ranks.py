@@ -16,25 +16,13 @@ from tests.engine.core.kv_tier_scene import (
     OUTPUT,
     PROMPT,
     Ask,
-    alone,
     open_plan,
     prompts,
-    small_llama,
 )
 from tests.engine.core.peer_scene import Peer, peer_config
 from tests.engine.core.test_peer_connector import check_pulled, state
 
 TP2 = {"tensor_parallel_size": 2}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return small_llama(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def expected(model):
-    return alone(model, prompts())
 
 
 @pytest.fixture(autouse=True)

@@ -22,23 +22,11 @@ from quire.tiers.disk_store import DiskStore
 from tests.engine.core.kv_tier_scene import (
     PROMPT,
     Ask,
-    alone,
     check_restored,
     open_core,
     prompts,
-    small_llama,
     tier_of,
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return small_llama(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def expected(model):
-    return alone(model, prompts())
 
 
 @pytest.fixture(autouse=True)

@@ -17,23 +17,11 @@ from tests.engine.core.kv_tier_scene import (
     OUTPUT,
     PROMPT,
     Ask,
-    alone,
     check_restored,
     open_core,
     prompts,
-    small_llama,
 )
 from tests.support.simulation.invariants import check, check_idle
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return small_llama(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def expected(model):
-    return alone(model, prompts())
 
 
 @pytest.fixture(autouse=True)

@@ -45,11 +45,6 @@ def model(folders):
     return folders("float32")
 
 
-@pytest.fixture(scope="module")
-def expected(model):
-    return alone(model, prompts())
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
