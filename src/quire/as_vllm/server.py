@@ -134,8 +134,7 @@ def build_app(
     model_config: object = None,
 ) -> EmbeddedApp:
     """The app for the flags of a server; what it serves follows from the engine, which has the
-    tasks and the model. Raises
-    RequestError for a flag with a value that it may not have.
+    tasks and the model. Raises RequestError for a flag with a value that it may not have.
     """
     validate_parsed_serve_args(args)
     return EmbeddedApp()

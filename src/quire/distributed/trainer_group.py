@@ -131,7 +131,7 @@ class PyNcclCommunicator:
         except RuntimeError as error:
             text = f"The other processes of the group did not come: {error}"
             raise WeightUpdateError(text) from error
-        BroadcastWork(_started(self._group.barrier)).wait()
+        BroadcastWork(_with_others(self._group.barrier)).wait()
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
         """Give the tensor of process `src` to all, in place. Raises WeightUpdateError."""
@@ -146,7 +146,7 @@ class PyNcclCommunicator:
         options: Any = distributed.BroadcastOptions()  # type: ignore[attr-defined]
         options.rootRank = src
         return BroadcastWork(
-            _started(lambda: self._group.broadcast([_flat_bytes(tensor)], options))
+            _with_others(lambda: self._group.broadcast([_flat_bytes(tensor)], options))
         )
 
     def all_reduce(self, in_tensor: Tensor, op: Any = None, stream: Any = None) -> Tensor:
@@ -174,7 +174,7 @@ class PyNcclCommunicator:
         if self.disabled or not tensor.numel():
             return
         data = _flat_bytes(tensor) if as_bytes else tensor
-        BroadcastWork(_started(lambda: start(data))).wait()
+        BroadcastWork(_with_others(lambda: start(data))).wait()
 
     def _gloo(self, store: Any) -> Any:
         gloo: Any = distributed.ProcessGroupGloo  # its stub knows little of it
@@ -201,10 +201,10 @@ class BroadcastWork:
     def wait(self) -> None:
         """Wait for its end. Raises WeightUpdateError."""
         if self._work is not None:
-            _started(self._work.wait)
+            _with_others(self._work.wait)
 
 
-def _started(call: Callable[[], Any]) -> Any:
+def _with_others(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except RuntimeError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -161,13 +162,12 @@ class ConnectedRanks:
             return KVConnectorOutput()
         self._looks_at = now + _LOOKS_S
         sent, loaded, bad = set[str](), set[str](), set[int]()
-        sums: dict[str, int] = {}
+        sums = Counter[str]()
         for sent_here, loaded_here, bad_here, counts in self._call("take"):
             sent.update(name for name in sent_here if self._has_ended(self._sends, name))
             loaded.update(name for name in loaded_here if self._has_ended(self._loads, name))
             bad.update(bad_here)
-            for name, count in counts.items():
-                sums[name] = sums.get(name, 0) + count
+            sums.update(counts)
         return KVConnectorOutput(
             finished_sending=sent,
             finished_recving=loaded,

@@ -26,17 +26,17 @@ class Window:
 
     @property
     def nbytes(self) -> int:
-        """All of them."""
+        """The memory of all its tensors."""
         return sum(meta.nbytes for message in self.messages for meta in message)
 
 
 def packed_windows(metas: Iterable[TensorMeta], limit: int) -> list[Window]:
-    """Those of tensors in buffers with more than `limit` bytes."""
+    """Windows of tensors that come in buffers with more than `limit` bytes, a buffer each."""
     return [Window([chunk]) for chunk in chunks_of(metas, limit)]
 
 
 def separate_windows(metas: Iterable[TensorMeta]) -> list[Window]:
-    """Those of tensors that come by themselves."""
+    """Windows of tensors that come one by one."""
     return [Window([[meta] for meta in run]) for run in layer_runs(metas, _WINDOW_BYTES)]
 
 

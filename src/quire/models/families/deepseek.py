@@ -51,7 +51,7 @@ def _experts(c: ConfigReader) -> Moe:
 
 
 def _groups(c: ConfigReader, moe: Moe) -> dict[str, Any]:
-    """Of which only the best take part, where `topk_method` says so."""
+    """Groups of experts, of which only the best take part where `topk_method` says so."""
     is_limited = c.choice("topk_method", {"greedy": False, "group_limited_greedy": True}, "greedy")
     if not is_limited:
         # files with plain choice keep both keys, without a meaning

@@ -87,8 +87,8 @@ class OwnCaches:
         return torch.cat([hidden[start] for start in sorted(hidden)])
 
     def _rows_of_groups(self, batch: Batch) -> dict[int, dict[int, tuple[int, Tensor]]]:
-        """Of each group of caches, the end of each row of the step and the lanes of its tokens, by
-        the row's first new token. The layers of one kind may be in several groups.
+        """The end of each row of the step and the lanes of its tokens, by group of caches and the
+        row's first new token. The layers of one kind may be in several groups.
         """
         found: dict[int, dict[int, tuple[int, Tensor]]] = {}
         for number in dict.fromkeys(batch.layer_groups[: len(self._caches)]):
