@@ -9,8 +9,7 @@ from quire.cli import main
 from quire.cli.doctor import describe, describe_cores, describe_threads
 from quire.config.args.engine_args import EngineArgs
 from quire.hardware.host import gather_machine_facts
-from quire.ops.catalog import CATALOG
-from quire.ops.select import Choice
+from quire.ops.catalog import CATALOG, Choice
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
 from tests.hardware import machines

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.ops import AttentionArgs, Facts, bind, select
-from tests.support import op_oracle
+from tests.support import op_contracts
 from tests.support.op_cases import CASES
 from tests.support.op_cases.costs import counted
 from tests.support.op_conformance import check_error, results_of
@@ -19,7 +19,7 @@ ATTEND = [c for c in CASES if c.op == "attend" and not c.is_bench and "long" not
 attention = importlib.import_module("quire.ops.attention")
 plan_module = importlib.import_module("quire.ops.attention_plan")
 PLAIN = select(device="cpu", dtype=torch.float64, providers=["torch"])
-ORACLE = bind(Facts(torch.device("cpu"), torch.float64), op_oracle.IMPLEMENTATIONS, ["oracle"])
+ORACLE = bind(Facts(torch.device("cpu"), torch.float64), op_contracts.ORACLE, ["oracle"])
 
 
 @pytest.mark.parametrize(

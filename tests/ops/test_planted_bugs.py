@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from quire.ops import CodedWeight, Facts, bind, select
 from quire.ops.attention_plan import plan_rows
-from tests.support import op_oracle
-from tests.support.op_bounds import BOUNDS
+from tests.support import op_contracts
 from tests.support.op_cases import CASES, CODED_CASES, FP8_CASES
 from tests.support.op_conformance import Fenced, check, check_error, results_of
 from tests.support.recurrent.planted import planted
@@ -23,7 +22,7 @@ DTYPE = torch.float32
 PLAIN = select(device="cpu", dtype=DTYPE, providers=["torch"])
 
 
-ORACLE = bind(Facts(torch.device("cpu"), DTYPE), op_oracle.IMPLEMENTATIONS, ["oracle"])
+ORACLE = bind(Facts(torch.device("cpu"), DTYPE), op_contracts.ORACLE, ["oracle"])
 
 
 def with_args(**wrong):
@@ -631,7 +630,7 @@ SMALL = [
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(bug):
     functions = BUGS[bug]
-    ops = dataclasses.replace(PLAIN, **functions)
+    ops = PLAIN.replace(**functions)
     affected = set(functions) | {PLANNED[name] for name in functions if name in PLANNED}
     for case in SMALL:
         if case.op in affected and is_noticed(case, DTYPE, ops):
@@ -681,11 +680,14 @@ BUGS_IN_16_BITS = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("op", BUGS_IN_16_BITS)
 def test_what_must_be_float32_on_the_way_is(op, dtype):
-    ops = dataclasses.replace(PLAIN, **{op: BUGS_IN_16_BITS[op]})
+    ops = PLAIN.replace(**{op: BUGS_IN_16_BITS[op]})
     assert any(is_noticed(case, dtype, ops) for case in SMALL if case.op == op)
 
 
-@pytest.mark.parametrize("op", BOUNDS)
+BOUNDED = [name for name, contract in op_contracts.CONTRACTS.items() if contract.bounds]
+
+
+@pytest.mark.parametrize("op", BOUNDED)
 def test_ten_bits_less_are_noticed(op):
     """So that no bound is a thousand times what rounding takes."""
 
@@ -711,9 +713,9 @@ def test_rows_alone_are_compared_where_invariance_is_claimed():
         return (x.double() + scale * delta.double()).to(x.dtype)
 
     claims = {"batch_invariant": True, "invariance_reason": "claimed"}
-    wrong = dataclasses.replace(PLAIN, add=other_rounding_in_a_batch, **claims)
+    wrong = PLAIN.replace(add=other_rounding_in_a_batch, **claims)
     case = next(c for c in CASES if c.op == "add" and c.name.startswith("5x17-scale0.37"))
-    check(case, DTYPE, dataclasses.replace(PLAIN, **claims))
+    check(case, DTYPE, PLAIN.replace(**claims))
     with pytest.raises(AssertionError, match="row alone"):
         check(case, DTYPE, wrong)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from quire.errors import InvalidParameter, NotBuiltYet
-from quire.ops import CATALOG, Facts, Implementation, Ops, bind, select
-from tests.support import op_oracle
+from quire.ops import CATALOG, Facts, Implementation, bind, select
+from tests.support import op_contracts
 from tests.support.op_cases import CASES
 
 FACTS = Facts(torch.device("cpu"), torch.float32)
@@ -37,14 +37,16 @@ def choice(ops, name):
 
 def test_every_op_is_an_attribute():
     facts = {"choices", "batch_invariant", "invariance_reason", "takes_rows"}
-    assert {field.name for field in dataclasses.fields(Ops)} - facts == set(CATALOG)
+    assert set(vars(select(device="cpu", dtype=torch.float32))) - facts == set(CATALOG)
 
 
 def test_every_op_has_cases_or_serves_one_that_has():
     packing = {"pack_linear", "pack_experts", "allocate_kv", "allocate_shared_kv", "plan_attention"}
     packing |= {"pack_heads", "plan_latent", "plan_indexed", "plan_prompts"}
     packing |= {"allocate_lora", "load_lora", "lora", "lora_partial", "lora_total"}
-    assert {case.op for case in CASES} == set(CATALOG) - packing
+    contracts = op_contracts.CONTRACTS
+    assert {name for name, contract in contracts.items() if not contract.cases} == packing
+    assert {name for name, contract in contracts.items() if not contract.cost} == packing
 
 
 def test_case_names_are_unique():
@@ -126,9 +128,9 @@ def test_wrong_wishes_are_refused(providers, text):
 
 
 def test_invariance_needs_every_op_to_claim_it():
-    ops = bind(FACTS, op_oracle.IMPLEMENTATIONS, ["oracle"])
+    ops = bind(FACTS, op_contracts.ORACLE, ["oracle"])
     assert ops.batch_invariant
-    all_but_norm = [i for i in op_oracle.IMPLEMENTATIONS if i.op != "norm"]
+    all_but_norm = [i for i in op_contracts.ORACLE if i.op != "norm"]
     assert not bind(FACTS, all_but_norm, ["oracle"]).batch_invariant
     ops = bind(FACTS, [*fast("norm"), *all_but_norm], ["fast", "oracle"])
     assert ops.invariance_reason == "norm may compute a row differently in another batch"

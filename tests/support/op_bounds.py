@@ -1,4 +1,5 @@
-"""How far a result of each op may be from the oracle's, entry by entry.
+"""How far a result of each op may be from the oracle's, entry by entry: functions named as the ops,
+from the oracle's arguments to what the op makes of them. A result that is missing must be exact.
 
 A bound follows from the op's definition, the dtype, the lengths of its sums and the numbers of the
 case. Nothing of it is measured, so that a verdict on one machine holds on all. It is a running
@@ -28,9 +29,8 @@ from quire.ops import (
 )
 from quire.ops.mixers.pooling import SPAN
 from quire.ops.segments import Addend
-from tests.support.compressed import bounds as compressed_bounds
-from tests.support.lora.op_oracle_lora import OracleAddend, OracleBank, embed_bounds
-from tests.support.op_cases.case import Arguments
+from tests.support import op_oracle_rows
+from tests.support.lora.op_oracle_lora import OracleAddend, OracleBank
 from tests.support.op_oracle_paged import (
     IN_BYTES,
     OracleHeads,
@@ -47,10 +47,8 @@ from tests.support.op_oracle_rows import (
     choose,
     expert_slot,
     near,
-    route_softplus,
     to_array,
 )
-from tests.support.recurrent import bounds as state_bounds
 from tests.support.running_error import (
     FUNCTION,
     Approx,
@@ -68,20 +66,6 @@ from tests.support.streams import bounds as streams_bounds
 
 exact = Approx.exact
 
-
-def bounds(op: str, dtype: torch.dtype, arguments: Arguments) -> dict[str, Approx]:
-    """What the op makes of the oracle's `arguments`, and how far a provider may be from it, by the
-    names of results in a check. A result that is missing must be exact.
-    """
-    stored = Stored(dtype)
-    function = BOUNDS.get(op)
-    with np.errstate(all="ignore"):
-        found = {} if function is None else function(stored, **arguments)
-    # the oracle is off by as many roundoffs of float64
-    scale = stored.unit + float(np.finfo(np.float64).eps) / 2
-    return {name: Approx(x.value, x.error * scale) for name, x in found.items()}
-
-
 # norms, sums, gates
 
 
@@ -93,7 +77,7 @@ def _normed(stored: Stored, x: Approx, n: NormWeight) -> Approx:
     return stored(y if n.bias is None else stored(y) + exact(n.bias))
 
 
-def _norm(stored: Stored, x: Tensor, n: NormWeight) -> dict[str, Approx]:
+def norm(stored: Stored, x: Tensor, n: NormWeight) -> dict[str, Approx]:
     return {"0": _normed(stored, exact(x), n)}
 
 
@@ -101,38 +85,38 @@ def _sum(stored: Stored, x: Tensor, delta: Tensor, scale: float = 1.0) -> Approx
     return stored(exact(x) + (exact(delta) if scale == 1.0 else stored(exact(delta) * scale)))
 
 
-def _add(stored: Stored, **arguments: Any) -> dict[str, Approx]:
+def add(stored: Stored, **arguments: Any) -> dict[str, Approx]:
     return {"0": _sum(stored, **arguments)}
 
 
-def _add_norm(stored: Stored, n: NormWeight, **arguments: Any) -> dict[str, Approx]:
+def add_norm(stored: Stored, n: NormWeight, **arguments: Any) -> dict[str, Approx]:
     total = _sum(stored, **arguments)
     return {"0": total, "1": _normed(stored, total, n)}
 
 
-def _multiply(stored: Stored, x: Tensor, factors: Tensor) -> dict[str, Approx]:
+def multiply(stored: Stored, x: Tensor, factors: Tensor) -> dict[str, Approx]:
     return {"0": stored(exact(x) * exact(factors))}
 
 
-def _scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
+def scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
     return {"0": stored(exact(y) * stored(sigmoid(exact(gate))))}
 
 
-def _scale_heads(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
+def scale_heads(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
     opened = stored(sigmoid(exact(gate)))
     width = y.shape[1] // gate.shape[1]
     each = Approx(np.repeat(opened.value, width, 1), np.repeat(opened.error, width, 1))
     return {"0": stored(exact(y) * each)}
 
 
-def _scale_queries(
+def scale_queries(
     stored: Stored, q: Tensor, positions: Tensor, factors: Tensor
 ) -> dict[str, Approx]:
     found = exact(to_array(factors)[positions[0].numpy()][:, None, None])
     return {"0": stored(exact(q) * found)}
 
 
-def _xielu(stored: Stored, x: Tensor, numbers: Tensor) -> dict[str, Approx]:
+def xielu(stored: Stored, x: Tensor, numbers: Tensor) -> dict[str, Approx]:
     y, (p, n, beta, eps) = exact(x), exact(numbers)
     powers = exp(Approx(np.minimum(y.value, eps.value), y.error))
     below = (powers + -1.0 - y) * (beta + log(exp(n) + 1.0))
@@ -147,7 +131,7 @@ def _xielu(stored: Stored, x: Tensor, numbers: Tensor) -> dict[str, Approx]:
 # embeddings
 
 
-def _embed(
+def embed(
     stored: Stored,
     ids: Tensor,
     table: Tensor,
@@ -162,10 +146,18 @@ def _embed(
     return {"0": x}
 
 
-def _embed_packed(
+def embed_packed(
     stored: Stored, ids: Tensor, w: OracleLinear, scale: float = 1.0
 ) -> dict[str, Approx]:
-    return _embed(stored, ids, w.weight, scale)  # type: ignore[arg-type]
+    return embed(stored, ids, w.weight, scale)  # type: ignore[arg-type]
+
+
+def lora_embed(
+    stored: Stored, x: Tensor, ids: Tensor, bank: OracleBank, slots: Tensor, scale: float = 1.0
+) -> dict[str, Approx]:
+    chosen = np.zeros((len(x), bank.shape.in_features))
+    chosen[np.arange(len(x)), ids.numpy()] = scale
+    return {"0": stored(exact(x) + OracleAddend(chosen, bank, slots.tolist()).approx())}
 
 
 # products with weights
@@ -205,13 +197,13 @@ def _gated_with_limit(stored: Stored, h: Approx, limit: float) -> Approx:
     return stored(stored(up + 1.0) * opened)
 
 
-def _linear(
+def linear(
     stored: Stored, x: Tensor, w: OracleLinear, addend: Addend | None = None
 ) -> dict[str, Approx]:
     return {"0": _product(stored, exact(x), w, addend)}
 
 
-def _modulate(stored: Stored, x: Tensor, by: Tensor, act: str) -> dict[str, Approx]:
+def modulate(stored: Stored, x: Tensor, by: Tensor, act: str) -> dict[str, Approx]:
     return {"0": stored(stored(_activation(exact(x), act)) * exact(by))}
 
 
@@ -222,17 +214,15 @@ def _bounded(stored: Stored, h: Approx, act: str, bound: float) -> Approx:
     return stored(gate * Approx(np.clip(h.value[:, half:], -bound, bound), h.error[:, half:]))
 
 
-def _clamped_gated(stored: Stored, gate_up: Tensor, limit: float) -> dict[str, Approx]:
+def clamped_gated(stored: Stored, gate_up: Tensor, limit: float) -> dict[str, Approx]:
     return {"0": stored(_gated_with_limit(stored, exact(gate_up), limit))}
 
 
-def _bounded_gated(stored: Stored, gate_up: Tensor, act: str, bound: float) -> dict[str, Approx]:
+def bounded_gated(stored: Stored, gate_up: Tensor, act: str, bound: float) -> dict[str, Approx]:
     return {"0": stored(_bounded(stored, exact(gate_up), act, bound))}
 
 
-def _sparse_gated(
-    stored: Stored, gate_up: Tensor, act: str, deviations: float
-) -> dict[str, Approx]:
+def sparse_gated(stored: Stored, gate_up: Tensor, act: str, deviations: float) -> dict[str, Approx]:
     h, half = exact(gate_up), gate_up.shape[1] // 2
     gate = h[:, :half]
     mean, deviation = streams_bounds.moments(gate)
@@ -241,7 +231,7 @@ def _sparse_gated(
     return {"0": stored(stored(_activation(sparse, act)) * h[:, half:])}
 
 
-def _hidden(
+def hidden(
     stored: Stored,
     x: Tensor,
     up: OracleLinear,
@@ -253,7 +243,7 @@ def _hidden(
     return {"0": _gated(stored, h, act) if gated else stored(_activation(h, act))}
 
 
-def _logits(
+def logits(
     stored: Stored,
     x: Tensor,
     head: OracleLinear,
@@ -265,14 +255,14 @@ def _logits(
     return {"0": y if softcap is None else tanh(y / softcap) * softcap}
 
 
-def _linear_partial(
+def linear_partial(
     stored: Stored, x: Tensor, w: OracleLinear, peaks: Tensor | None = None
 ) -> dict[str, Approx]:
     rows, weight = exact(to_array(x)), exact(w.weight)
     return {"0": contract("ti,oi->to", rows, weight, w.in_features)}
 
 
-def _linear_total(
+def linear_total(
     stored: Stored,
     parts: Tensor,
     w: OracleLinear,
@@ -297,7 +287,7 @@ def _with(y: Approx, addend: Addend | OracleAddend | None) -> Approx:
     return y + exact(values)
 
 
-def _route(
+def route(
     stored: Stored,
     logits: Tensor,
     args: RouteArgs,
@@ -313,7 +303,7 @@ def _route(
     return {"1": join(found, args.top_k)}
 
 
-def _route_softplus(
+def route_softplus(
     stored: Stored,
     logits: Tensor,
     top_k: int,
@@ -322,7 +312,7 @@ def _route_softplus(
     ids: Tensor | None = None,
     table: Tensor | None = None,
 ) -> dict[str, Approx]:
-    chosen, _ = route_softplus(logits, top_k, scale, select_bias, ids, table)
+    chosen, _ = op_oracle_rows.route_softplus(logits, top_k, scale, select_bias, ids, table)
     rows, found = exact(logits), []
     for t, experts in enumerate(chosen.tolist()):
         scores = sqrt(log(exp(rows[t]) + 1.0))[experts]
@@ -347,7 +337,7 @@ def _weights(logits: Approx, args: RouteArgs, select_bias: Array | None) -> Appr
     return scores / Approx(np.maximum(total.value, args.renorm_min), total.error) * args.scale
 
 
-def _moe(
+def moe(
     stored: Stored,
     x: Tensor,
     chosen: Tensor,
@@ -424,7 +414,7 @@ def _held(stored: Stored, x: Approx, dtype: torch.dtype) -> Array:
     return (high - low) * scale.value / stored.unit + size * scale.error
 
 
-def _import_kv(stored: Stored, kv: OracleKV, block_ids: Any, data: Tensor) -> dict[str, Approx]:
+def import_kv(stored: Stored, kv: OracleKV, block_ids: Any, data: Tensor) -> dict[str, Approx]:
     error = _no_error(kv)
     error[list(block_ids)] = _held(stored, exact(data), kv.dtype)
     return _in_memory(kv, error)
@@ -448,7 +438,7 @@ def _turned(stored: Stored, x: Approx, table: RotaryTable, positions: Tensor) ->
     return Approx(value, error)
 
 
-def _rope_store(
+def rope_store(
     stored: Stored,
     qkv: Tensor,
     kv: OracleKV,
@@ -486,7 +476,7 @@ def _rope_store(
     return {"0": q} | _in_memory(kv, error)
 
 
-def _rope_queries(
+def rope_queries(
     stored: Stored,
     q: Tensor,
     positions: Tensor,
@@ -508,7 +498,7 @@ def _normed_heads(stored: Stored, x: Approx, n: NormWeight, over: str) -> Approx
     return _normed(stored, x.reshape(len(x.value), -1), n).reshape(*x.value.shape)
 
 
-def _attend(
+def attend(
     stored: Stored, q: Tensor, kv: OracleKV, plan: OraclePlan, args: AttentionArgs
 ) -> dict[str, Approx]:
     rows = exact(q)
@@ -516,7 +506,7 @@ def _attend(
     return {"0": stored(join(found, q.shape[1] * q.shape[2]))}
 
 
-def _attend_prompts(
+def attend_prompts(
     stored: Stored,
     q: Tensor,
     k: Tensor,
@@ -536,7 +526,7 @@ def _attend_prompts(
     return {"0": stored(join(found, heads * q.shape[2]))}
 
 
-def _attend_relative(
+def attend_relative(
     stored: Stored,
     q: Tensor,
     k: Tensor,
@@ -606,11 +596,11 @@ def _weighed(stored: Stored, scores: Approx, values: Approx, sinks: Array | None
 # latent attention
 
 
-def _heads_linear(stored: Stored, x: Tensor, w: OracleHeads) -> dict[str, Approx]:
+def heads_linear(stored: Stored, x: Tensor, w: OracleHeads) -> dict[str, Approx]:
     return {"0": stored(contract("thi,hoi->tho", exact(x), exact(w.weight), w.in_features))}
 
 
-def _latent_store(
+def latent_store(
     stored: Stored,
     q: Tensor,
     x: Tensor,
@@ -634,7 +624,7 @@ def _latent_store(
     return {"0": queries, "latents": Approx(to_array(latents.data), error)}
 
 
-def _latent_attend(
+def latent_attend(
     stored: Stored,
     q: Tensor,
     q_rotated: Tensor,
@@ -654,7 +644,7 @@ def _latent_attend(
     return {"0": whole.reshape(*q.shape)}
 
 
-def _indexed_attend(
+def indexed_attend(
     stored: Stored,
     q: Tensor,
     q_rotated: Tensor,
@@ -675,7 +665,7 @@ def _indexed_attend(
     return {"0": whole.reshape(*q.shape)}
 
 
-def _block_attend(
+def block_attend(
     stored: Stored,
     q: Tensor,
     k: Tensor,
@@ -707,7 +697,7 @@ def _block_attend(
 # logits
 
 
-def _sum_chunks(
+def sum_chunks(
     stored: Stored, x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor
 ) -> dict[str, Approx]:
     """The sums are in fp32 whatever the type of x."""
@@ -730,7 +720,7 @@ def _sum_chunks(
     }
 
 
-def _bias_logits(
+def bias_logits(
     stored: Stored, logits: Tensor, places: Tensor, entries: Tensor, values: Tensor
 ) -> dict[str, Approx]:
     added = np.zeros(tuple(logits.shape))
@@ -741,7 +731,7 @@ def _bias_logits(
     return {"0": Approx(np.where(np.isneginf(added), added, raised.value), raised.error)}
 
 
-def _penalize(
+def penalize(
     stored: Stored, logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor
 ) -> dict[str, Approx]:
     x = exact(logits.clone())
@@ -762,52 +752,7 @@ def _counts(ids: Array, width: int) -> Array:
     return np.bincount(ids[(ids >= 0) & (ids < width)], minlength=width)
 
 
-def _rank(stored: Stored, logits: Tensor, token_ids: Tensor, num_top: int) -> dict[str, Approx]:
+def rank(stored: Stored, logits: Tensor, token_ids: Tensor, num_top: int) -> dict[str, Approx]:
     x = exact(logits)
     powers = exp(x - exact(x.value.max(-1, keepdims=True)))
     return {"4": log(powers.sum())[:, 0]}
-
-
-BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
-    "embed": _embed,
-    "embed_packed": _embed_packed,
-    "norm": _norm,
-    "add": _add,
-    "add_norm": _add_norm,
-    "multiply": _multiply,
-    "scale_gate": _scale_gate,
-    "modulate": _modulate,
-    "sparse_gated": _sparse_gated,
-    "bounded_gated": _bounded_gated,
-    "clamped_gated": _clamped_gated,
-    "scale_heads": _scale_heads,
-    "xielu": _xielu,
-    "linear": _linear,
-    "hidden": _hidden,
-    "linear_partial": _linear_partial,
-    "linear_total": _linear_total,
-    "logits": _logits,
-    "route": _route,
-    "route_softplus": _route_softplus,
-    "moe": _moe,
-    "lora_embed": embed_bounds,
-    "import_kv": _import_kv,
-    "rope_store": _rope_store,
-    "rope_queries": _rope_queries,
-    "scale_queries": _scale_queries,
-    "attend": _attend,
-    "attend_prompts": _attend_prompts,
-    "attend_relative": _attend_relative,
-    "heads_linear": _heads_linear,
-    "latent_store": _latent_store,
-    "latent_attend": _latent_attend,
-    "indexed_attend": _indexed_attend,
-    "block_attend": _block_attend,
-    **state_bounds.BOUNDS,
-    **streams_bounds.BOUNDS,
-    **compressed_bounds.BOUNDS,
-    "sum_chunks": _sum_chunks,
-    "bias_logits": _bias_logits,
-    "penalize": _penalize,
-    "rank": _rank,
-}

@@ -2,11 +2,11 @@
 
 `check` runs one case and raises AssertionError with the first broken rule:
 
-1. every entry within the op's bound (`op_bounds`) of that of the oracle in float64; 2. no NaN from
-memory that the call may not read, no value in memory that it did not set; 3. memory around each
-output, and KV memory outside the written slots, unchanged; 4. inputs unchanged, except what the op
-declares to mutate; 5. the same bits in a second run, and, where the provider or the definition
-claims it, from each row alone.
+1. every entry within the op's bound of that of the oracle in float64 (`op_contracts`); 2. no NaN
+from memory that the call may not read, no value in memory that it did not set; 3. memory around
+each output, and KV memory outside the written slots, unchanged; 4. inputs unchanged, except what
+the op declares to mutate; 5. the same bits in a second run, and, where the provider or the
+definition claims it, from each row alone.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.ops import CATALOG, Facts, Ops, bind, select
 from quire.ops.kv import LARGEST_NUMBER, numbers_and_scales
-from tests.support import op_oracle
-from tests.support.op_bounds import bounds
 from tests.support.op_cases import Case, Draw, Prepared
+from tests.support.op_contracts import CONTRACTS, ORACLE
 from tests.support.running_error import Approx
 
 MARGIN = 64
@@ -161,7 +160,7 @@ def expected(case: Case, dtype: torch.dtype) -> Expected:
         if isinstance(changed := prepared.arguments[name], Tensor):
             prepared.arguments[name] = changed.double()  # what the oracle writes is not rounded
     results = _results(case, oracle, prepared)
-    found = bounds(case.op, dtype, prepared.arguments)
+    found = CONTRACTS[case.op].limits(dtype, prepared.arguments)
     limits = {name: _limits(found.get(name), truth) for name, truth in results.items()}
     dtypes = {name: result.dtype for name, result in results_of(case, dtype, plain).items()}
     return Expected(results, limits, dtypes)
@@ -183,7 +182,7 @@ def relative_error(value: Tensor, truth: Tensor) -> float:
 
 @cache
 def _references(dtype: torch.dtype) -> tuple[Ops, Ops]:
-    oracle = bind(Facts(torch.device("cpu"), dtype), op_oracle.IMPLEMENTATIONS, ["oracle"])
+    oracle = bind(Facts(torch.device("cpu"), dtype), ORACLE, ["oracle"])
     return oracle, select(device="cpu", dtype=dtype, providers=["torch"])
 
 

@@ -19,7 +19,7 @@ from quire.hardware.facts import MachineFacts
 from quire.hardware.placement import place
 
 if TYPE_CHECKING:
-    from quire.ops.select import Choice
+    from quire.ops.catalog import Choice
 
 _PACKAGES = ("torch", "numpy", "msgspec", "tokenizers", "safetensors", "huggingface_hub", "jinja2")
 _EXTRAS = ("transformers",)

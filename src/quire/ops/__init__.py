@@ -15,7 +15,7 @@ from quire.ops.batch import (
     PromptBatch,
     StateBatch,
 )
-from quire.ops.catalog import CATALOG
+from quire.ops.catalog import CATALOG, Choice, Ops
 from quire.ops.formats.coded import CodedWeight
 from quire.ops.kv import LayerKV, LayerLatents, LayerState
 from quire.ops.linear import LinearWeight
@@ -27,7 +27,7 @@ from quire.ops.quantized import WeightFormat
 from quire.ops.registry import Facts, Implementation, Op
 from quire.ops.rotary import QKNorm, RotaryTable
 from quire.ops.routing import RouteArgs
-from quire.ops.select import Choice, Ops, bind, select
+from quire.ops.select import bind, select
 
 __all__ = [
     "CATALOG",

@@ -67,7 +67,7 @@ def gated_with_limit(
     return up.add_(1).mul_(gate * sigmoid(gate * 1.702))
 
 
-@op(is_invariant=True, only_for="bounded activations")
+@op(axes={"gate_up": 0}, is_invariant=True, only_for="bounded activations")
 def clamped_gated(gate_up: Tensor, limit: float) -> Tensor:
     """`gated_with_limit` of gate_up [T, 2F] -> [T, F], with the same bits for a row whatever the
     number of rows.
@@ -75,7 +75,7 @@ def clamped_gated(gate_up: Tensor, limit: float) -> Tensor:
     return gated_with_limit(gate_up, limit, partial(row_by_row, torch.sigmoid))
 
 
-@op(is_invariant=True, only_for="bounded activations")
+@op(axes={"gate_up": 0}, is_invariant=True, only_for="bounded activations")
 def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Tensor:
     """`gated` with act(gate) at most `bound` and up within +-bound: gate_up [*, 2F] -> [*, F]
     (Step-3.5).
@@ -85,7 +85,7 @@ def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Tensor:
     return opened.view(*gate_up.shape[:-1], gate.shape[1])
 
 
-@op(is_invariant=True, only_for="sparse activations")
+@op(axes={"gate_up": 0}, is_invariant=True, only_for="sparse activations")
 def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Tensor:
     """`gated` for gates [T, F] that are cut at their mean plus so many standard deviations, and
     less that: gate_up [T, 2F] -> [T, F]. Statistics are in fp32 (Gemma 3n).
@@ -105,7 +105,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, 1.0 / inverse
 
 
-@op(is_invariant=True)
+@op(axes={"x": 0}, is_invariant=True)
 def xielu(x: Tensor, numbers: Tensor) -> Tensor:
     """The activation of Huang & Schlag 2024 with learned numbers [4] = (p, n, b, e), x [T, F] ->
     [T, F].
@@ -120,20 +120,20 @@ def xielu(x: Tensor, numbers: Tensor) -> Tensor:
     return torch.where(y > 0, above, below).add_(beta * y).to(x.dtype)
 
 
-@op(is_invariant=True, only_for="vectors for each layer")
+@op(axes={"x": 0, "by": 0}, is_invariant=True, only_for="vectors for each layer")
 def modulate(x: Tensor, by: Tensor, act: str) -> Tensor:
     """act(x) * by, both [T, F] of one dtype -> [T, F]; `act` is a name in `ACTIVATIONS`."""
     return row_by_row(ACTIVATIONS[act], x) * by
 
 
-@op(is_invariant=True, only_for="gates of heads")
+@op(axes={"y": 0, "gate": 0}, is_invariant=True, only_for="gates of heads")
 def scale_heads(y: Tensor, gate: Tensor) -> Tensor:
     """y [T, H*D] with each head times sigmoid of its gate [T, H] -> [T, H*D]."""
     heads = y.unflatten(1, (gate.shape[1], -1))
     return (heads * row_by_row(torch.sigmoid, gate).unsqueeze(2)).flatten(1)
 
 
-@op()
+@op(axes={"y": 0, "gate": 0})
 def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
     """y * sigmoid(gate): y [T, F], gate [T, F] or [T, 1] -> [T, F] in y's dtype."""
     return y * gate.sigmoid()

@@ -33,7 +33,9 @@ as long in one piece (21 MB)."""
 class AttentionPlan(Protocol):
     """A provider's preparation of one step for one KV group; valid until a block table changes."""
 
-    window: int | None
+    @property
+    def window(self) -> int | None:
+        """As `plan_attention` takes it."""
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +118,7 @@ def plan_attention(
     return plan_rows(query_start, seq_lens, block_table, block_size, window)
 
 
-@op(format="kv")
+@op(axes={"q": 0}, format="kv")
 def attend(q: Tensor, kv: PlainKV, plan: PlainPlan, args: AttentionArgs) -> Tensor:
     """Attention of q [T, H, D] over the rows' keys and values in `kv` -> [T, H*D] in q's dtype.
 

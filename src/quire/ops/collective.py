@@ -15,7 +15,7 @@ from quire.ops.rounding import peaks_of
 from quire.ops.segments import Addend, add_up, with_addend
 
 
-@op(is_invariant=True)
+@op(axes={"x": 0}, is_invariant=True)
 def row_peaks(x: Tensor) -> Tensor:
     """The largest magnitude in each row of x [T, C] -> [T] fp32; NaN for a row that has a NaN or an
     infinity. The largest of all workers' peaks is that of the whole row, which decides how it is
@@ -24,7 +24,7 @@ def row_peaks(x: Tensor) -> Tensor:
     return peaks_of(x)
 
 
-@op(format="linear")
+@op(axes={"x": 0, "peaks": 0}, format="linear")
 def linear_partial(x: Tensor, w: Plain, peaks: Tensor | None = None) -> Tensor:
     """x [T, in] times the weight -> [T, out] without any scale, bias or rounding: int32 for whole
     numbers, else fp32. Sums of segments are added as `linear` adds them, so that x may have some of
@@ -35,7 +35,7 @@ def linear_partial(x: Tensor, w: Plain, peaks: Tensor | None = None) -> Tensor:
     return add_up(w.partial(x, peaks))
 
 
-@op(format="linear")
+@op(axes={"parts": 0, "peaks": 0}, format="linear")
 def linear_total(
     parts: Tensor, w: Plain, peaks: Tensor | None, dtype: torch.dtype, addend: Addend | None = None
 ) -> Tensor:

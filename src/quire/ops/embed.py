@@ -9,7 +9,7 @@ from quire.ops.linear import PlainLinear
 from quire.ops.registry import op
 
 
-@op(is_invariant=True)
+@op(axes={"ids": 0, "positions": 0}, is_invariant=True)
 def embed(
     ids: Tensor,
     table: Tensor,
@@ -32,7 +32,7 @@ def embed(
     return x
 
 
-@op(format="linear")
+@op(axes={"ids": 0}, format="linear")
 def embed_packed(ids: Tensor, w: PlainLinear, scale: float = 1.0) -> Tensor:
     """`embed` with the weight [V, C] of a head as its table: ids [T] int64 -> [T, C].
 

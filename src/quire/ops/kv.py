@@ -55,11 +55,14 @@ class Blocks(Protocol):
 class LayerKV(Blocks, Protocol):
     """One layer's KV memory; slots that were never written have arbitrary contents, even NaN."""
 
-    num_blocks: int
-    block_size: int
-    kv_heads: int
-    head_dim: int
-
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
     @property
     def dtype(self) -> torch.dtype: ...
 

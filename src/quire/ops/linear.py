@@ -108,7 +108,7 @@ def pack_linear(
     return PlainLinear(weight, bias, segments)
 
 
-@op(format="linear")
+@op(axes={"x": 0}, format="linear")
 def linear(x: Tensor, w: Plain, addend: Addend | None = None) -> Tensor:
     """x [T, in] times the weight, plus bias and addend -> [T, out] in x's dtype, which is the
     weight's.
@@ -116,7 +116,7 @@ def linear(x: Tensor, w: Plain, addend: Addend | None = None) -> Tensor:
     return w.multiply(x, addend)
 
 
-@op(format="linear")
+@op(axes={"x": 0}, format="linear")
 def hidden(x: Tensor, up: Plain, act: str, gated: bool, addend: Addend | None = None) -> Tensor:
     """The hidden layer of a feed-forward part, x [T, C] -> [T, F].
 
@@ -130,7 +130,7 @@ def _hidden(h: Tensor, act: str, is_gated: bool) -> Tensor:
     return gated(h, act) if is_gated else ACTIVATIONS[act](h)
 
 
-@op(format="linear")
+@op(axes={"x": 0}, format="linear")
 def logits(
     x: Tensor,
     head: Plain,

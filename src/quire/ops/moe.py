@@ -49,7 +49,9 @@ ADDRESSES = {"addresses": True}
 class ExpertWeights(Protocol):
     """The packed weights of all experts of a layer."""
 
-    experts: int
+    @property
+    def experts(self) -> int:
+        """Count of the experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ def pack_each(
     return tuple(pack(w, b, stored_as) for w, b in zip(weight, biases, strict=True))
 
 
-@op(format="linear")
+@op(axes={"x": 0, "chosen": 0, "weights": 0}, format="linear")
 def moe(
     x: Tensor,
     chosen: Tensor,

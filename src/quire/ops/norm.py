@@ -39,7 +39,7 @@ class NormWeight:
         assert (self.weight is None) == (self.kind == "none"), f"{self.kind} norm: weight"
 
 
-@op()
+@op(axes={"x": 0})
 def norm(x: Tensor, n: NormWeight) -> Tensor:
     """Normalise the last axis of x [*, C] by `n` -> [*, C] in x's dtype; statistics in fp32.
 
@@ -68,7 +68,7 @@ def _layer_norm(x: Tensor, n: NormWeight) -> Tensor:
     return (y if n.bias is None else y.add_(n.bias)).to(x.dtype)
 
 
-@op()
+@op(axes={"x": 0, "delta": 0})
 def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:
     """The residual sum x + scale * delta, both [T, C] of one dtype -> [T, C].
 
@@ -78,13 +78,13 @@ def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:
     return x + (delta if scale == 1.0 else delta * scale)
 
 
-@op(is_invariant=True, only_for="scaled layers")
+@op(axes={"x": 0}, is_invariant=True, only_for="scaled layers")
 def multiply(x: Tensor, factors: Tensor) -> Tensor:
     """x [T, C] times factors [C], or the one of [1], of the same dtype -> [T, C]."""
     return x * factors
 
 
-@op()
+@op(axes={"x": 0, "delta": 0})
 def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """(s, norm(s)) for s = x + scale * delta: a block's end and the next one's beginning, [T, C]
     each.

@@ -52,7 +52,7 @@ class QKNorm:
         assert not (self.over == "full" and self.after_rope)
 
 
-@op(mutates=("kv",), format="kv")
+@op(axes={"qkv": 0, "slots": 0, "positions": 1}, mutates=("kv",), format="kv")
 def rope_store(
     qkv: Tensor,
     kv: PlainKV,
@@ -94,7 +94,7 @@ def rope_store(
     return q
 
 
-@op(only_for="keys and values that are elsewhere or not kept")
+@op(axes={"q": 0, "positions": 1}, only_for="keys and values that are elsewhere or not kept")
 def rope_queries(
     q: Tensor,
     positions: Tensor,
@@ -116,7 +116,7 @@ def rope_queries(
     return x if rotary is None else rotate(x, positions[0], rotary)
 
 
-@op(is_invariant=True, only_for="positions on several axes")
+@op(axes={"positions": 1}, is_invariant=True, only_for="positions on several axes")
 def mix_axes(positions: Tensor, table: Tensor, axes: Tensor) -> Tensor:
     """A step's own rotary table: positions [P, T] int64, the table [P_max, dim] fp32 of single
     positions, and for each of the dim / 2 frequencies its axis, axes [dim / 2] int64 -> [T, dim],
@@ -127,7 +127,7 @@ def mix_axes(positions: Tensor, table: Tensor, axes: Tensor) -> Tensor:
     return halves.gather(0, chosen[:, None].expand(-1, 2, -1)).flatten(1)
 
 
-@op(is_invariant=True)
+@op(axes={"q": 0, "positions": 1}, is_invariant=True)
 def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
     """q [T, H, D] times the factors [P] fp32 of their positions [1, T], in q's dtype."""
     refuse_several_positions(positions)

@@ -46,7 +46,7 @@ class RouteArgs:
         assert self.groups == 1 or self.score in ("softmax", "sigmoid")
 
 
-@op(is_invariant=True)
+@op(axes={"logits": 0}, is_invariant=True)
 def route(
     logits: Tensor,
     args: RouteArgs,
@@ -69,7 +69,7 @@ def route(
     return chosen.to(torch.int32), scaled_by_expert(weights * args.scale, chosen, expert_scales)
 
 
-@op(is_invariant=True, only_for="scores by the root of softplus")
+@op(axes={"logits": 0, "ids": 0}, is_invariant=True, only_for="scores by the root of softplus")
 def route_softplus(
     logits: Tensor,
     top_k: int,

@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from quire.errors import InvalidParameter
-from quire.ops.catalog import CATALOG
+from quire.ops.catalog import CATALOG, Choice, Ops
 from quire.ops.registry import Facts, Implementation
 from quire.plugins import resolve_reference
 from quire.plugins.tables import OP_PROVIDERS
@@ -26,119 +25,6 @@ PROVIDERS: MappingProxyType[str, tuple[str, ...]] = MappingProxyType(
 )
 """Device type -> provider names, best first. A provider's module is quire.kernels.<name>, imported
 only here; its `implementations(facts)` gives a tuple of `Implementation`."""
-
-
-TensorOp = Callable[..., torch.Tensor]
-
-
-class Choice(NamedTuple):
-    """The provider of an op, and why each better one is not used ("" if there is no better one)."""
-
-    op: str
-    provider: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ops:
-    """The ops of one model: bound functions, called without any look-up.
-
-    Each attribute is documented as the op of the same name in this package. `batch_invariant`: a
-    row's bits do not depend on what else is in the step, for a model that calls only the ops of all
-    models; `invariance_reason` says why, or why not. `takes_rows`: `pack_linear` and `pack_experts`
-    take weights as `RowStack`s, too.
-    """
-
-    embed: TensorOp
-    embed_packed: TensorOp
-    norm: TensorOp
-    add: TensorOp
-    multiply: TensorOp
-    add_norm: Callable[..., Any]
-    scale_gate: TensorOp
-    scale_heads: TensorOp
-    modulate: TensorOp
-    bounded_gated: TensorOp
-    clamped_gated: TensorOp
-    sparse_gated: TensorOp
-    xielu: TensorOp
-    pack_linear: Callable[..., Any]
-    linear: TensorOp
-    hidden: TensorOp
-    logits: TensorOp
-    row_peaks: TensorOp
-    linear_partial: TensorOp
-    linear_total: TensorOp
-    allocate_lora: Callable[..., Any]
-    load_lora: Callable[..., Any]
-    lora: Callable[..., Any]
-    lora_partial: TensorOp
-    lora_total: Callable[..., Any]
-    lora_embed: TensorOp
-    allocate_kv: Callable[..., Any]
-    allocate_shared_kv: Callable[..., Any]
-    export_kv: TensorOp
-    import_kv: Callable[..., Any]
-    copy_kv: Callable[..., Any]
-    zero_kv: Callable[..., Any]
-    rope_store: TensorOp
-    rope_queries: TensorOp
-    mix_axes: TensorOp
-    scale_queries: TensorOp
-    plan_attention: Callable[..., Any]
-    attend: TensorOp
-    plan_prompts: Callable[..., Any]
-    attend_prompts: TensorOp
-    attend_relative: TensorOp
-    pack_heads: Callable[..., Any]
-    heads_linear: TensorOp
-    latent_store: TensorOp
-    plan_latent: Callable[..., Any]
-    latent_attend: TensorOp
-    plan_indexed: Callable[..., Any]
-    index_select: TensorOp
-    indexed_attend: TensorOp
-    block_select: TensorOp
-    block_attend: TensorOp
-    recent_store: TensorOp
-    entry_select: TensorOp
-    recent_attend: TensorOp
-    short_conv: TensorOp
-    mamba_scan: TensorOp
-    mamba2_scan: TensorOp
-    gated_delta: TensorOp
-    channel_delta: TensorOp
-    gated_linear: TensorOp
-    gated_norm: TensorOp
-    join_streams: TensorOp
-    enter_streams: TensorOp
-    predict_streams: TensorOp
-    correct_streams: TensorOp
-    add_to_streams: TensorOp
-    add_matched: TensorOp
-    collapse_streams: Callable[..., Any]
-    expand_streams: TensorOp
-    pack_experts: Callable[..., Any]
-    route: Callable[..., Any]
-    route_softplus: Callable[..., Any]
-    moe: TensorOp
-    sum_chunks: Callable[..., None]
-    mask_logits: Callable[..., Any]
-    bias_logits: Callable[..., Any]
-    penalize: Callable[..., Any]
-    forbid_words: Callable[..., Any]
-    greedy: Callable[..., Any]
-    draw: Callable[..., Any]
-    truncate: TensorOp
-    rank: Callable[..., Any]
-    choices: tuple[Choice, ...]
-    batch_invariant: bool
-    invariance_reason: str
-    takes_rows: bool
-
-    def report(self) -> list[Choice]:
-        """(op, provider, why the better were refused) for every op, as start-up prints it."""
-        return list(self.choices)
 
 
 def select(

@@ -511,8 +511,7 @@ def _empty_plan(ops: Ops, pool: KVPool, group: KVGroup, device: Device) -> Atten
     """A plan for no rows, which each step refills."""
     if group.kind == "none":
         none = np.zeros(0, dtype=np.int32)
-        prompts: AttentionPlan = ops.plan_prompts(query_start=np.zeros(1, np.int32), seq_lens=none)
-        return prompts
+        return ops.plan_prompts(query_start=np.zeros(1, np.int32), seq_lens=none)
     make = ops.plan_indexed if group.is_indexed else ops.plan_latent
     if not group.has_latents:
         window = None if group.chunk else group.window

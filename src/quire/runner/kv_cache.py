@@ -174,10 +174,7 @@ class KVCache:
         """Allocate a slot's memory, as blocks of each of these shapes."""
         first = shapes[0]
         if len(shapes) > 1 or not isinstance(first, KVShape):
-            views: Sequence[BlockMemory] = self._ops.allocate_shared_kv(
-                self.num_blocks, shapes, self._dtype
-            )
-            return views
+            return self._ops.allocate_shared_kv(self.num_blocks, shapes, self._dtype)
         return [
             self._ops.allocate_kv(
                 self.num_blocks, first.block_size, first.kv_heads, first.head_dim, self._dtype

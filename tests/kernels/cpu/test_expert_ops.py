@@ -4,8 +4,6 @@ any company, and recorded.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -56,7 +54,7 @@ ARGS = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 @pytest.mark.sharp(when=is_sharp)
 def test_native_op_conforms(isa, dtype, case):
-    check(case, dtype, dataclasses.replace(cpu_ops(isa, dtype), batch_invariant=True))
+    check(case, dtype, cpu_ops(isa, dtype).replace(batch_invariant=True))
 
 
 def drawn(kind, args, dtype):

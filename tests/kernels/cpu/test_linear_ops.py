@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,7 +46,7 @@ def error_limit(x, weight, bias, truth):
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 @pytest.mark.sharp(when=is_sharp)
 def test_native_op_conforms(isa, dtype, case):
-    ops = dataclasses.replace(cpu_ops(isa, dtype), batch_invariant=True)
+    ops = cpu_ops(isa, dtype).replace(batch_invariant=True)
     check(case, dtype, ops)
 
 
@@ -229,8 +227,8 @@ def unpacked(ops, w):
 )
 def test_the_rules_see_a_bug(op, make):
     dtype = torch.float32
-    ops = dataclasses.replace(cpu_ops(None, dtype), batch_invariant=True)
-    wrong = dataclasses.replace(ops, **{op: make(ops)})
+    ops = cpu_ops(None, dtype).replace(batch_invariant=True)
+    wrong = ops.replace(**{op: make(ops)})
     failures = 0
     for case in HOSTILE:
         if case.op == op:

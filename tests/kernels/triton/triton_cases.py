@@ -41,7 +41,7 @@ def _linear(name: str, rows: int, width: int, out: int) -> Case:
     def prepare(ops, draw) -> Prepared:
         bias = draw.normal(out) if rows % 2 else None
         w = ops.pack_linear(draw.normal(out, width, scale=width**-0.5), bias, FORMATS[name])
-        return by_row({"x": draw.normal(rows, width), "w": w}, {"x": 0})
+        return by_row("linear", {"x": draw.normal(rows, width), "w": w})
 
     return Case("linear", f"{name}-{rows}x{width}x{out}", prepare)
 
@@ -108,7 +108,7 @@ def _rounded_rows(
     def prepare(ops, draw) -> Prepared:
         weight = replace(coded_weight(draw, out, width, **form), rounding=rounding)
         packed = ops.pack_linear(weight, draw.normal(out))
-        return by_row({"x": draw.normal(rows, width), "w": packed}, {"x": 0})
+        return by_row("linear", {"x": draw.normal(rows, width), "w": packed})
 
     return Case("linear", f"codes-{name}-{rows}x{width}x{out}", prepare)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +29,7 @@ def _turned(stored: Stored, x: Approx, table: RotaryTable, positions: Any) -> Ap
     return Approx(value, np.concatenate((x.error[..., :first], last.error), 2))
 
 
-def _recent_store(
+def recent_store(
     stored: Stored,
     q: Tensor,
     key: Tensor,
@@ -77,7 +76,7 @@ def _latents(latents: LayerLatents, errors: Array, *, of_keys: bool) -> Approx:
     return Approx(np.concatenate(values, 2), np.concatenate(found, 2))
 
 
-def _entry_select(
+def entry_select(
     stored: Stored,
     q: Tensor,
     weights: Tensor,
@@ -95,7 +94,7 @@ def _entry_select(
     return {"latents": _latents(latents, errors, of_keys=True)}
 
 
-def _recent_attend(
+def recent_attend(
     stored: Stored,
     q: Tensor,
     sinks: Tensor,
@@ -131,10 +130,3 @@ def _recent_attend(
     back = torch.cat((rotary.cos_sin[:, :half], -rotary.cos_sin[:, half:]), 1)
     table = replace(rotary, cos_sin=back)
     return found | {"0": _turned(stored, means, table, positions[0])}
-
-
-BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
-    "recent_store": _recent_store,
-    "entry_select": _entry_select,
-    "recent_attend": _recent_attend,
-}

@@ -185,6 +185,3 @@ def keys_of(
         far = [far[i] for i in chosen[token].tolist() if i >= 0]
     entries = to_array(latents.data) if of_entries is None else of_entries
     return np.concatenate((found, entries.reshape(-1, dim)[far]))
-
-
-ORACLE = (recent_store, entry_select, recent_attend)

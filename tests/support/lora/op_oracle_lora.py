@@ -111,12 +111,3 @@ def lora_embed(
         for a, b in bank.pairs(slot):
             y[token] += scale * (b @ a[:, id_])
     return to_tensor(y)
-
-
-def embed_bounds(
-    stored: Any, x: Tensor, ids: Tensor, bank: OracleBank, slots: Tensor, scale: float = 1.0
-) -> dict[str, Approx]:
-    """Of `lora_embed`."""
-    chosen = np.zeros((len(x), bank.shape.in_features))
-    chosen[np.arange(len(x)), ids.numpy()] = scale
-    return {"0": stored(exact(x) + OracleAddend(chosen, bank, slots.tolist()).approx())}

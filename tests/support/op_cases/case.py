@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.catalog import CATALOG
-from quire.ops.select import Ops
-from tests.support.op_cases.costs import COSTS, Cost
+from quire.ops.catalog import CATALOG, Ops
+from tests.support.op_cases import costs
 
 Arguments = dict[str, Any]
 
@@ -122,20 +121,21 @@ class Case:
 
     def num_bytes(self, arguments: Arguments) -> int:
         """The least memory traffic of the call."""
-        return self._cost(arguments).num_bytes
+        return self.cost(arguments).num_bytes
 
     def flops(self, arguments: Arguments) -> int:
         """The call's arithmetic."""
-        return self._cost(arguments).flops
+        return self.cost(arguments).flops
 
-    def _cost(self, arguments: Arguments) -> Cost:
-        return COSTS[self.op](**arguments)
+    def cost(self, arguments: Arguments) -> costs.Cost:
+        """What the op's function in `costs` says of the call."""
+        return getattr(costs, self.op)(**arguments)
 
 
-def by_row(arguments: Arguments, axes: dict[str, int]) -> Prepared:
-    """Prepared with one single call per index of the arguments named in axes (name -> axis of the
-    tokens).
-    """
+def by_row(op: str, arguments: Arguments, axes: Mapping[str, int] | None = None) -> Prepared:
+    """Prepared with one single call per token, or row, on the op's axes, or on these."""
+    named = CATALOG[op].axes if axes is None else axes
+    axes = {name: axis for name, axis in named.items() if arguments.get(name) is not None}
     name, axis = next(iter(axes.items()))
     count = arguments[name].shape[axis]
     singles = tuple(

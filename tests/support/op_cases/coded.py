@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from quire.ops import CodedWeight, MoeArgs
-from quire.ops.select import Ops
+from quire.ops.catalog import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
 from tests.support.op_cases.products import addend_of, with_addend
 
@@ -85,7 +85,7 @@ def _linear(
         arguments: Arguments = {"x": draw.normal(rows, width), "w": packed}
         if addend:
             return with_addend(arguments, addend_of(draw, rows, out))
-        return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
+        return Prepared(arguments) if bench else by_row("linear", arguments)
 
     traits = (
         "-floats" * floats
@@ -105,7 +105,7 @@ def _hidden(rows: int, width: int, ffn: int, *, gated: bool) -> Case:
         weight = coded_weight(draw, ffn * (1 + gated), width, zeros=True)
         packed = ops.pack_linear(weight, None, gated=gated)
         x = draw.normal(rows, width)
-        return by_row({"x": x, "up": packed, "act": "silu", "gated": gated}, {"x": 0})
+        return by_row("hidden", {"x": x, "up": packed, "act": "silu", "gated": gated})
 
     return Case("hidden", f"codes4-silu{'-gated' * gated}-{rows}x{width}x{ffn}", prepare)
 
@@ -117,6 +117,7 @@ def _moe(rows: int, experts: int) -> Case:
         up = [coded_weight(draw, 2 * ffn, width, zeros=e == 1) for e in range(experts)]
         down = [coded_weight(draw, width, ffn, 8) for _ in range(experts)]
         return by_row(
+            "moe",
             {
                 "x": draw.normal(rows, width),
                 "chosen": draw.exact(chosen),
@@ -124,7 +125,6 @@ def _moe(rows: int, experts: int) -> Case:
                 "experts": ops.pack_experts(up, down, gated=True),
                 "args": MoeArgs(),
             },
-            {"x": 0, "chosen": 0, "weights": 0},
         )
 
     return Case("moe", f"codes-{rows}", prepare)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.ops.select import Ops
+from quire.ops.catalog import Ops
 from tests.support.op_cases.case import Case, Draw, Prepared, by_row
 from tests.support.op_cases.products import addend_of
 
@@ -10,7 +10,7 @@ from tests.support.op_cases.products import addend_of
 def _peaks(rows: int, *, has_nan: bool = False) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         x = (draw.with_nan if has_nan else draw.normal)(rows, 9)
-        return by_row({"x": x}, {"x": 0})
+        return by_row("row_peaks", {"x": x})
 
     return Case("row_peaks", f"{rows}{'-nan' * has_nan}", prepare)
 
@@ -23,7 +23,7 @@ def _partial(segments: int, rows: int, width: int = 24) -> Case:
             "w": ops.pack_linear(weight, None, segments=segments),
             "peaks": None,
         }
-        return by_row(arguments, {"x": 0})
+        return by_row("linear_partial", arguments)
 
     return Case("linear_partial", f"{segments}x{rows}x{width}", prepare)
 
@@ -40,7 +40,7 @@ def _total(
             "dtype": draw.dtype,
             "addend": addend_of(draw, rows, 9) if addend else None,
         }
-        return Prepared(arguments) if addend else by_row(arguments, {"parts": 0})
+        return Prepared(arguments) if addend else by_row("linear_total", arguments)
 
     traits = f"{'-bias' * bias}{'-addend' * addend}"
     return Case("linear_total", f"{segments}x{rows}-scale{scale:g}{traits}", prepare)

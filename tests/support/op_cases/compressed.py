@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.ops.catalog import Ops
 from quire.ops.kv import LatentShape, LayerLatents
 from quire.ops.mixers.compressed import Compressor
 from quire.ops.mixers.indexed import NO_TOKEN
 from quire.ops.rotary import RotaryTable
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
 from tests.support.op_cases.paged import DECODE, MIXED, PagedRows, PagedShape, tables
 from tests.support.op_cases.rows import norm_weight
@@ -148,7 +148,7 @@ def _store(name: str, count: int, padding: int = 0) -> Case:
             "positions": draw.integers(draw.rng.integers(0, POSITIONS, (1, count))),
             "rotary": _rotary(draw),
         }
-        return by_row(arguments, {"q": 0, "key": 0, "rest": 0, "slots": 0, "positions": 1})
+        return by_row("recent_store", arguments)
 
     return Case("recent_store", name, prepare)
 

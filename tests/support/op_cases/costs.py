@@ -4,7 +4,6 @@ the limits of a machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,6 +98,9 @@ def scale_heads(y: Tensor, gate: Tensor) -> Cost:
 def streams(x: Tensor, **other: Any) -> Cost:
     """All streams are read and written; a share of each joins each."""
     return Cost(2 * nbytes(x) + nbytes(*other.values()), 4 * x.numel())
+
+
+enter_streams = predict_streams = correct_streams = add_to_streams = expand_streams = streams
 
 
 def join_streams(x: Tensor, other: Tensor) -> Cost:
@@ -221,6 +223,9 @@ def blocks(
     """Blocks that are read and written."""
     count = len(block_ids) + len(src_ids)
     return Cost(2 * count * sum(part[:1].nbytes for part in kv.parts))
+
+
+export_kv = import_kv = copy_kv = blocks
 
 
 def zero_kv(kv: BlockMemory, block_ids: BlockIds) -> Cost:
@@ -479,33 +484,8 @@ def weighed(logits: Tensor, **_: Any) -> Cost:
     return Cost(nbytes(logits), 2 * logits.numel())
 
 
+draw = rank = weighed
+
+
 def truncate(logits: Tensor, settings: Tensor) -> Cost:
     return Cost(2 * nbytes(logits), 2 * logits.numel())
-
-
-COSTS: dict[str, Callable[..., Cost]] = {
-    **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, xielu, row_peaks)},
-    sum_chunks.__name__: sum_chunks,
-    **{f.__name__: f for f in (multiply, modulate, sparse_gated, add_matched, join_streams)},
-    **{f.__name__: f for f in (bounded_gated, clamped_gated, scale_heads)},
-    **{f"{name}_streams": streams for name in ("enter", "predict", "correct")},
-    "add_to_streams": streams,
-    **{f.__name__: f for f in (embed_packed, linear, hidden, logits, route, moe)},
-    **{f.__name__: f for f in (linear_partial, linear_total, lora_embed)},
-    **{f.__name__: f for f in (zero_kv, rope_store, rope_queries, mix_axes)},
-    **{f.__name__: f for f in (scale_queries, attend)},
-    attend_prompts.__name__: attend_prompts,
-    attend_relative.__name__: attend_relative,
-    **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},
-    **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
-    **{f.__name__: f for f in (index_select, indexed_attend, block_select, block_attend)},
-    **{f.__name__: f for f in (recent_store, entry_select, recent_attend, route_softplus)},
-    "collapse_streams": collapse_streams,
-    "expand_streams": streams,
-    **{f.__name__: f for f in (short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm)},
-    **{f.__name__: f for f in (channel_delta, gated_linear)},
-    **{f.__name__: f for f in (mask_logits, bias_logits, penalize, forbid_words)},
-    **{f.__name__: f for f in (greedy, truncate)},
-    **dict.fromkeys(("draw", "rank"), weighed),
-}
-"""Op -> the cost of a call with these arguments."""

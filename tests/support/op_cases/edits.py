@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire.ops.catalog import Ops
 from quire.ops.sampling.edits import WILD
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared
 
 VOCAB = 151_936

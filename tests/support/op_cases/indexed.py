@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.ops.catalog import Ops
 from quire.ops.kv import KVShape, LatentShape, LayerLatents, StateShape
 from quire.ops.mixers.indexed import NO_TOKEN
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared
 from tests.support.op_cases.paged import DECODE, MIXED, RAGGED, PagedRows, PagedShape, tables
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.ops.catalog import Ops
 from quire.ops.kv import KVShape, LatentShape, LayerLatents, StateShape
 from quire.ops.rotary import RotaryTable
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
 from tests.support.op_cases.paged import (
     DECODE,
@@ -46,7 +46,7 @@ def _heads(
         x = make(tokens, heads, width)
         w = ops.pack_heads(draw.normal(heads, out, width, scale=width**-0.5))
         arguments = {"x": x, "w": w}
-        return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
+        return Prepared(arguments) if bench else by_row("heads_linear", arguments)
 
     name = f"{tokens}x{heads}x{width}x{out}{'-strided' * is_strided}"
     return Case("heads_linear", bench or name, prepare, is_bench=bool(bench))
@@ -91,7 +91,7 @@ def _store(
             angles = draw.rng.uniform(-3, 3, (max_positions, s.rotated // 2))
             cos_sin = draw.wide(1.2 * np.concatenate((np.cos(angles), np.sin(angles)), 1))
             arguments["rotary"] = RotaryTable(cos_sin, s.rotated, interleaved)
-        return by_row(arguments, {"q": 0, "x": 0, "slots": 0, "positions": 1})
+        return by_row("latent_store", arguments)
 
     return Case("latent_store", name, prepare)
 

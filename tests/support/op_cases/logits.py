@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.ops.catalog import Ops
 from quire.ops.sampling.noise import noise_keys, token_hashes
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Case, Draw, Prepared, by_row
 
 VOCAB = 151_936
@@ -65,7 +65,7 @@ def _draw(rows: int, width: int, kind: str, *, op: str = "draw", only: str = "")
         if op == "draw":
             arguments |= _noise(draw, rows, width)
             axes["keys"] = 0
-        return Prepared(arguments) if only else by_row(arguments, axes)
+        return Prepared(arguments) if only else by_row(op, arguments, axes)
 
     return Case(op, f"{rows}x{width}-{only or kind}", prepare, is_bench=bool(only))
 
@@ -73,7 +73,7 @@ def _draw(rows: int, width: int, kind: str, *, op: str = "draw", only: str = "")
 def _greedy(rows: int, width: int, kind: str, *, is_bench: bool = False) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {"logits": draw.wide(_logits(draw, rows, width, kind))}
-        return Prepared(arguments) if is_bench else by_row(arguments, {"logits": 0})
+        return Prepared(arguments) if is_bench else by_row("greedy", arguments, {"logits": 0})
 
     return Case("greedy", f"{rows}x{width}-{kind}", prepare, is_bench=is_bench)
 
@@ -87,7 +87,7 @@ def _rank(rows: int, width: int, num_top: int, kind: str, *, is_bench: bool = Fa
         }
         if is_bench:
             return Prepared(arguments)
-        return by_row(arguments, {"logits": 0, "token_ids": 0})
+        return by_row("rank", arguments, {"logits": 0, "token_ids": 0})
 
     return Case("rank", f"{rows}x{width}-top{num_top}-{kind}", prepare, is_bench=is_bench)
 

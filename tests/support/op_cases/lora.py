@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.catalog import Ops
 from quire.ops.formats.lora import NO_ADAPTER, LoraPart, LoraPiece, LoraShape
 from quire.ops.moe import ExpertAdapters, MoeArgs
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
 
 _SLOTS = 5
@@ -90,7 +90,7 @@ def _product(
             return ops.lora(some, bank, own)
 
         arguments: Arguments = {"x": x, **_of_op[op](packed)}
-        singles = by_row(arguments, {"x": 0}).singles
+        singles = by_row(op, arguments).singles
         alone = (
             {**one, "addend": added(x[t : t + 1], slots[t : t + 1]) if slots[t] >= 0 else None}
             for t, one in enumerate(singles)
@@ -117,7 +117,7 @@ def _embed(rows: int, vocab: int, width: int, scale: float) -> Case:
             "slots": slots_of(draw, rows),
             "scale": scale,
         }
-        return by_row(arguments, {"x": 0, "ids": 0, "slots": 0})
+        return by_row("lora_embed", arguments, {"x": 0, "ids": 0, "slots": 0})
 
     return Case("lora_embed", f"{rows}x{vocab}x{width}-scale{scale:g}", prepare)
 
@@ -149,7 +149,7 @@ def _moe(name: str, rows: int, top_k: int, experts: int, args: MoeArgs) -> Case:
             ),
             "args": args,
         }
-        singles = by_row(arguments, {"x": 0, "chosen": 0, "weights": 0}).singles
+        singles = by_row("moe", arguments).singles
         alone = tuple(
             {**one, "adapters": replace(adapters, slots=adapters.slots[t : t + 1])}
             if adapters.slots[t] >= 0

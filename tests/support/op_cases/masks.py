@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.ops.select import Ops
+from quire.ops.catalog import Ops
 from tests.support.op_cases.case import Case, Draw, Prepared
 
 VOCAB = 151_936

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from quire.ops.attention import AttentionArgs
+from quire.ops.catalog import Ops
 from quire.ops.fp8 import FP8
 from quire.ops.kv import KVShape, LayerKV, StateShape
 from quire.ops.rotary import QKNorm, RotaryTable
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
 from tests.support.op_cases.rows import norm_weight
 
@@ -288,7 +288,7 @@ def _rope_store(
             angles = draw.rng.uniform(-3, 3, (max_positions, (dim or s.head_dim) // 2))
             cos_sin = draw.wide(1.2 * np.concatenate((np.cos(angles), np.sin(angles)), 1))
             arguments["rotary"] = RotaryTable(cos_sin, dim or s.head_dim, interleaved)
-        return by_row(arguments, {"qkv": 0, "slots": 0, "positions": 1})
+        return by_row("rope_store", arguments)
 
     return Case("rope_store", name, prepare)
 
@@ -317,7 +317,7 @@ def _rope_queries(
             angles = draw.rng.uniform(-3, 3, (max_positions, dim // 2))
             cos_sin = draw.wide(np.concatenate((np.cos(angles), np.sin(angles)), 1))
             arguments["rotary"] = RotaryTable(cos_sin, dim, interleaved)
-        return by_row(arguments, {"q": 0, "positions": 1})
+        return by_row("rope_queries", arguments)
 
     return Case("rope_queries", name, prepare)
 

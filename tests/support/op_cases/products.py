@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from quire.ops.activation import ACTIVATIONS
+from quire.ops.catalog import Ops
 from quire.ops.linear import LinearWeight
 from quire.ops.moe import MoeArgs
 from quire.ops.routing import RouteArgs
 from quire.ops.segments import Addend
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
 
 
@@ -59,7 +59,7 @@ def _linear(
         }
         if addend:
             return with_addend(arguments, addend_of(draw, rows, out))
-        return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
+        return Prepared(arguments) if bench else by_row("linear", arguments)
 
     traits = f"{'-bias' * bias}{'-strided' * is_strided}{'-addend' * addend}"
     name = f"{rows}x{width}x{out}{traits}{f'-{segments}segments' * (segments > 1)}"
@@ -68,7 +68,7 @@ def _linear(
 
 def with_addend(arguments: Arguments, addend: Addend) -> Prepared:
     """Single rows have an addend of their own, or none."""
-    single = by_row(arguments, {"x": 0}).singles
+    single = by_row("linear", arguments).singles
     rows = [Addend(addend.values, addend.rows[t : t + 1]) for t in range(len(addend.rows))]
     of_rows = [row if int(row.rows) >= 0 else None for row in rows]
     return Prepared(
@@ -84,7 +84,7 @@ def _embed(rows: int, width: int, out: int, *, scale: float = 1.0, bias: bool = 
             "w": _weight(ops, draw, out, width, bias=bias),
             "scale": scale,
         }
-        return by_row(arguments, {"ids": 0})
+        return by_row("embed_packed", arguments)
 
     return Case("embed_packed", f"{rows}x{width}x{out}{'-bias' * bias}-scale{scale:g}", prepare)
 
@@ -111,7 +111,7 @@ def _hidden(
         }
         if addend:
             return with_addend(arguments, addend_of(draw, rows, out))
-        return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
+        return Prepared(arguments) if bench else by_row("hidden", arguments)
 
     traits = "-gated" * gated + "-bias" * bias + "-nan" * has_nan + "-addend" * addend
     name = f"{act}{traits}-{rows}x{width}x{ffn}"
@@ -128,7 +128,7 @@ def _logits(
             "scale": scale,
             "softcap": softcap,
         }
-        return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
+        return Prepared(arguments) if bench else by_row("logits", arguments)
 
     name = f"{rows}x{vocab}-scale{scale:g}-softcap{softcap}"
     return Case("logits", bench or name, prepare, is_bench=bool(bench))
@@ -151,6 +151,7 @@ def _route(
         if rows > experts * 4:  # many different ones
             logits = [row + 0.1 * draw.rng.random(experts) for row in logits]
         return by_row(
+            "route",
             {
                 "logits": draw.of(np.reshape(logits, (rows, experts))),
                 "args": args,
@@ -159,7 +160,6 @@ def _route(
                 else None,
                 "expert_scales": draw.wide(draw.rng.random(experts)) if expert_scales else None,
             },
-            {"logits": 0},
         )
 
     return Case("route", name, prepare)
@@ -180,13 +180,11 @@ def _route_softplus(
             "scale": 1.7,
             "select_bias": draw.wide(draw.rng.permutation(ranks) * 0.3) if select_bias else None,
         }
-        axes = {"logits": 0}
         if by_id:
             table = [draw.rng.permutation(experts)[:top_k] for _ in range(vocab)]
             arguments["table"] = draw.exact(np.array(table, dtype=np.int32))
             arguments["ids"] = draw.integers(draw.rng.integers(0, vocab, rows))
-            axes["ids"] = 0
-        return by_row(arguments, axes)
+        return by_row("route_softplus", arguments)
 
     return Case("route_softplus", f"{name}-{rows}", prepare)
 
@@ -249,7 +247,7 @@ def _moe(
         }
         if bench:
             return Prepared(arguments)
-        return by_row(arguments, {"x": 0, "chosen": 0, "weights": 0})
+        return by_row("moe", arguments)
 
     return Case("moe", name, prepare, is_bench=bench is not None)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire.ops import RelativeScores
-from quire.ops.select import Ops
+from quire.ops.catalog import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.ops.catalog import Ops
 from quire.ops.mixers.pooling import SPAN
 from quire.ops.norm import NormWeight
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Case, Draw, Prepared, by_row
 
 EPS = 0.05
@@ -33,7 +33,7 @@ def _norm(
     def prepare(_: Ops, draw: Draw) -> Prepared:
         x = (draw.strided if is_strided else draw.normal)(*shape, scale=scale)
         n = norm_weight(draw, kind, *(shape[-2:] if per_head else shape[-1:]), bias=bias)
-        return by_row({"x": x, "n": n}, {"x": 0})
+        return by_row("norm", {"x": x, "n": n})
 
     traits = ["x".join(map(str, shape))]
     traits += [f"scale{scale:g}"] if scale != 1.0 else []
@@ -65,7 +65,7 @@ def _sum(op: str, shape: tuple[int, int], scale: float, *, is_strided: bool = Fa
         arguments = {"x": make(*shape), "delta": make(*shape), "scale": scale}
         if op == "add_norm":
             arguments["n"] = norm_weight(draw, "rms", shape[1])
-        return by_row(arguments, {"x": 0, "delta": 0})
+        return by_row(op, arguments)
 
     layout = "-strided" if is_strided else ""
     return Case(op, f"{shape[0]}x{shape[1]}-scale{scale:g}{layout}", prepare)
@@ -74,7 +74,7 @@ def _sum(op: str, shape: tuple[int, int], scale: float, *, is_strided: bool = Fa
 def _gate(rows: int, width: int, gate_width: int) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {"y": draw.strided(rows, width), "gate": draw.strided(rows, gate_width)}
-        return by_row(arguments, {"y": 0, "gate": 0})
+        return by_row("scale_gate", arguments)
 
     return Case("scale_gate", f"{rows}x{width}-gate{gate_width}", prepare)
 
@@ -86,7 +86,7 @@ def _scale_queries(rows: int) -> Case:
             "positions": draw.integers(draw.rng.integers(0, 9, (1, rows))),
             "factors": draw.wide(draw.rng.random(9) + 1),
         }
-        return by_row(arguments, {"q": 0, "positions": 1})
+        return by_row("scale_queries", arguments)
 
     return Case("scale_queries", str(rows), prepare)
 
@@ -98,21 +98,21 @@ def _mix_axes(rows: int, *axes: int) -> Case:
             "table": draw.wide(draw.rng.random((9, 2 * len(axes)))),
             "axes": draw.integers(np.array(axes)),
         }
-        return by_row(arguments, {"positions": 1})
+        return by_row("mix_axes", arguments)
 
     return Case("mix_axes", f"{rows}-{''.join(map(str, axes))}", prepare)
 
 
 def _xielu(rows: int) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
-        return by_row({"x": draw.strided(rows, 9), "numbers": draw.normal(4)}, {"x": 0})
+        return by_row("xielu", {"x": draw.strided(rows, 9), "numbers": draw.normal(4)})
 
     return Case("xielu", f"{rows}x9", prepare)
 
 
 def _multiply(rows: int, width: int) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
-        return by_row({"x": draw.strided(rows, 9), "factors": draw.normal(width)}, {"x": 0})
+        return by_row("multiply", {"x": draw.strided(rows, 9), "factors": draw.normal(width)})
 
     return Case("multiply", f"{rows}x9-{width}", prepare)
 
@@ -120,7 +120,7 @@ def _multiply(rows: int, width: int) -> Case:
 def _modulate(rows: int, act: str) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {"x": draw.strided(rows, 9), "by": draw.strided(rows, 9), "act": act}
-        return by_row(arguments, {"x": 0, "by": 0})
+        return by_row("modulate", arguments)
 
     return Case("modulate", f"{rows}x9-{act}", prepare)
 
@@ -132,12 +132,10 @@ def _embed(rows: int, *, scale: float = 1.0, has_positions: bool = False) -> Cas
             "table": draw.normal(11, 9),
             "scale": scale,
         }
-        axes = {"ids": 0}
         if has_positions:
             arguments["positions"] = draw.integers(draw.rng.integers(0, 7, rows))
             arguments["position_table"] = draw.normal(7, 9)
-            axes["positions"] = 0
-        return by_row(arguments, axes)
+        return by_row("embed", arguments)
 
     return Case("embed", f"{rows}-scale{scale:g}{'-positions' * has_positions}", prepare)
 
@@ -156,7 +154,7 @@ def _sum_chunks(*chunks: tuple[int, int], width: int = 17) -> Case:
             "spans": draw.wide(draw.rng.standard_normal((len(chunks), width)) * (before >= SPAN)),
             "rest": draw.wide(draw.rng.standard_normal((len(chunks), width)) * (before % SPAN > 0)),
         }
-        return by_row(arguments, {"chunks": 0, "spans": 0, "rest": 0})
+        return by_row("sum_chunks", arguments, {"chunks": 0, "spans": 0, "rest": 0})
 
     name = "+".join(f"{first}:{count}" for first, count in chunks)
     return Case("sum_chunks", f"{name or 'nothing'}-{width}", prepare)

@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from quire.ops import NO_BLOCK
+from quire.ops.catalog import Ops
 from quire.ops.norm import NormWeight
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared
 from tests.support.op_cases.rows import EPS
 

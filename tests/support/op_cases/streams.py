@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quire.ops.catalog import Ops
 from quire.ops.mixers.streams import HyperWeights
-from quire.ops.select import Ops
 from tests.support.op_cases.case import Case, Draw, Prepared, by_row
 
 WIDTH = 7
@@ -12,7 +12,7 @@ WIDTH = 7
 def _join(rows: int, other: int) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {"x": draw.strided(rows, WIDTH), "other": draw.normal(rows, other)}
-        return by_row(arguments, {"x": 0, "other": 0})
+        return by_row("join_streams", arguments)
 
     return Case("join_streams", f"{rows}-{other}", prepare)
 
@@ -20,7 +20,7 @@ def _join(rows: int, other: int) -> Case:
 def _enter(rows: int, count: int, scale: float = 1.0) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         others = draw.normal(rows, (count - 1) * WIDTH, scale=scale)
-        return by_row({"x": draw.normal(rows, WIDTH), "others": others}, {"x": 0, "others": 0})
+        return by_row("enter_streams", {"x": draw.normal(rows, WIDTH), "others": others})
 
     return Case("enter_streams", f"{rows}-{count}-scale{scale:g}", prepare)
 
@@ -32,7 +32,7 @@ def _predict(rows: int, count: int) -> Case:
             "routed": draw.normal(rows, count),
             "weight": draw.normal(count * count, count),
         }
-        return by_row(arguments, {"x": 0, "routed": 0})
+        return by_row("predict_streams", arguments)
 
     return Case("predict_streams", f"{rows}-{count}", prepare)
 
@@ -46,7 +46,7 @@ def _correct(rows: int, count: int, active: int) -> Case:
             "weight": draw.normal(count, count),
             "active": active,
         }
-        return by_row(arguments, {"x": 0, "activated": 0, "routed": 0})
+        return by_row("correct_streams", arguments)
 
     return Case("correct_streams", f"{rows}-{count}-active{active}", prepare)
 
@@ -54,7 +54,7 @@ def _correct(rows: int, count: int, active: int) -> Case:
 def _add(rows: int, count: int) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {"x": draw.normal(rows, count * WIDTH), "delta": draw.normal(rows, WIDTH)}
-        return by_row(arguments, {"x": 0, "delta": 0})
+        return by_row("add_to_streams", arguments)
 
     return Case("add_to_streams", f"{rows}-{count}", prepare)
 
@@ -66,7 +66,7 @@ def _matched(rows: int, scale: float = 1.0) -> Case:
             "y": draw.normal(rows, WIDTH, scale=scale),
             "like": draw.strided(rows, WIDTH),
         }
-        return by_row(arguments, {"total": 0, "y": 0, "like": 0})
+        return by_row("add_matched", arguments)
 
     return Case("add_matched", f"{rows}-scale{scale:g}", prepare)
 
@@ -74,7 +74,7 @@ def _matched(rows: int, scale: float = 1.0) -> Case:
 def _sparse(rows: int, act: str, deviations: float) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {"gate_up": draw.normal(rows, 18), "act": act, "deviations": deviations}
-        return by_row(arguments, {"gate_up": 0})
+        return by_row("sparse_gated", arguments)
 
     return Case("sparse_gated", f"{rows}-{act}-{deviations:g}", prepare)
 
@@ -82,14 +82,14 @@ def _sparse(rows: int, act: str, deviations: float) -> Case:
 def _bounded(rows: int, act: str, bound: float) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {"gate_up": draw.normal(rows, 18), "act": act, "bound": bound}
-        return by_row(arguments, {"gate_up": 0})
+        return by_row("bounded_gated", arguments)
 
     return Case("bounded_gated", f"{rows}-{act}-{bound:g}", prepare)
 
 
 def _clamped(rows: int, limit: float) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
-        return by_row({"gate_up": draw.normal(rows, 18), "limit": limit}, {"gate_up": 0})
+        return by_row("clamped_gated", {"gate_up": draw.normal(rows, 18), "limit": limit})
 
     return Case("clamped_gated", f"{rows}-{limit:g}", prepare)
 
@@ -97,7 +97,7 @@ def _clamped(rows: int, limit: float) -> Case:
 def _heads(rows: int) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {"y": draw.strided(rows, 12), "gate": draw.normal(rows, 3)}
-        return by_row(arguments, {"y": 0, "gate": 0})
+        return by_row("scale_heads", arguments)
 
     return Case("scale_heads", str(rows), prepare)
 
@@ -119,7 +119,7 @@ def _collapse(rows: int, count: int, *, is_last: bool = False) -> Case:
         numbers = count if is_last else 2 * count + count * count
         x = draw.strided(rows, count * WIDTH)
         arguments = {"x": x, "w": _hyper(draw, count, numbers), "count": count}
-        return by_row(arguments, {"x": 0})
+        return by_row("collapse_streams", arguments)
 
     return Case("collapse_streams", f"{rows}-{count}{'-last' * is_last}", prepare)
 
@@ -132,7 +132,7 @@ def _expand(rows: int, count: int) -> Case:
             "delta": draw.strided(rows, WIDTH),
             "mix": draw.wide(mix),
         }
-        return by_row(arguments, {"x": 0, "delta": 0, "mix": 0})
+        return by_row("expand_streams", arguments)
 
     return Case("expand_streams", f"{rows}-{count}", prepare)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from quire.ops import AttentionArgs
-from quire.ops.select import Ops
+from quire.ops.catalog import Ops
 from tests.support.op_cases.case import Case, Draw, Prepared
 from tests.support.op_cases.paged import PagedRows, PagedShape, _fill, tables
 

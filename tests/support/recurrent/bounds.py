@@ -253,12 +253,3 @@ def gated_norm(
     weight = exact(to_array(n.weight).reshape(-1, group))
     out = stored(normed * weight).reshape(*y.shape)
     return {"0": out if gate_first else stored(out * opened)}
-
-
-BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
-    f.__name__: f
-    for f in (
-        *(short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm),
-        *(channel_delta, gated_linear),
-    )
-}

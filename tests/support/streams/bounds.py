@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from torch import Tensor
 
@@ -48,7 +46,7 @@ def _streams(x: Tensor, n: int) -> Approx:
     return exact(x).reshape(len(x), n, x.shape[1] // n)
 
 
-def _join_streams(stored: Stored, x: Tensor, other: Tensor) -> dict[str, Approx]:
+def join_streams(stored: Stored, x: Tensor, other: Tensor) -> dict[str, Approx]:
     return {"0": _side_by_side(exact(x), exact(other))}
 
 
@@ -58,22 +56,20 @@ def _side_by_side(x: Approx, other: Approx) -> Approx:
     return Approx(value, error)
 
 
-def _enter_streams(stored: Stored, x: Tensor, others: Tensor) -> dict[str, Approx]:
+def enter_streams(stored: Stored, x: Tensor, others: Tensor) -> dict[str, Approx]:
     n = others.shape[1] // x.shape[1]
     found = stored(_matched(_streams(others, n), _streams(x, 1))).reshape(*others.shape)
     return {"0": _side_by_side(exact(x), found)}
 
 
-def _predict_streams(
-    stored: Stored, x: Tensor, routed: Tensor, weight: Tensor
-) -> dict[str, Approx]:
+def predict_streams(stored: Stored, x: Tensor, routed: Tensor, weight: Tensor) -> dict[str, Approx]:
     n = routed.shape[1]
     streams, matrix = _streams(x, n), _shares(routed, weight).reshape(len(x), n, n)
     y = streams + contract("tij,tjc->tic", matrix, streams, n + 1)
     return {"0": stored(y).reshape(*x.shape)}
 
 
-def _correct_streams(
+def correct_streams(
     stored: Stored, x: Tensor, activated: Tensor, routed: Tensor, weight: Tensor, active: int
 ) -> dict[str, Approx]:
     streams, n = _streams(x, routed.shape[1]), routed.shape[1]
@@ -82,18 +78,18 @@ def _correct_streams(
     return {"0": stored(streams + new * shares).reshape(*x.shape)}
 
 
-def _add_to_streams(stored: Stored, x: Tensor, delta: Tensor) -> dict[str, Approx]:
+def add_to_streams(stored: Stored, x: Tensor, delta: Tensor) -> dict[str, Approx]:
     streams = _streams(x, x.shape[1] // delta.shape[1])
     y = stored(streams + _streams(delta, 1))
     y.value[:, 0], y.error[:, 0] = streams.value[:, 0], 0.0
     return {"0": y.reshape(*x.shape)}
 
 
-def _add_matched(stored: Stored, total: Tensor, y: Tensor, like: Tensor) -> dict[str, Approx]:
+def add_matched(stored: Stored, total: Tensor, y: Tensor, like: Tensor) -> dict[str, Approx]:
     return {"0": stored(exact(total) + _matched(exact(y), exact(like)))}
 
 
-def _collapse_streams(stored: Stored, x: Tensor, w: HyperWeights, count: int) -> dict[str, Approx]:
+def collapse_streams(stored: Stored, x: Tensor, w: HyperWeights, count: int) -> dict[str, Approx]:
     sums, mixes, width = [], [], x.shape[1] // count
     for row in exact(x).value:
         streams = exact(row)
@@ -126,22 +122,10 @@ def _transposed(x: Approx) -> Approx:
     return Approx(x.value.T, x.error.T)
 
 
-def _expand_streams(stored: Stored, x: Tensor, delta: Tensor, mix: Tensor) -> dict[str, Approx]:
+def expand_streams(stored: Stored, x: Tensor, delta: Tensor, mix: Tensor) -> dict[str, Approx]:
     n = x.shape[1] // delta.shape[1]
     weights = exact(mix)
     matrix = weights[:, n:].reshape(len(x), n, n)
     mixed = contract("tjk,tjc->tkc", matrix, _streams(x, n), n + 1)
     added = weights[:, :n].reshape(len(x), n, 1) * _streams(delta, 1)
     return {"0": stored(mixed + added).reshape(*x.shape)}
-
-
-BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
-    "join_streams": _join_streams,
-    "enter_streams": _enter_streams,
-    "predict_streams": _predict_streams,
-    "correct_streams": _correct_streams,
-    "add_to_streams": _add_to_streams,
-    "add_matched": _add_matched,
-    "collapse_streams": _collapse_streams,
-    "expand_streams": _expand_streams,
-}

@@ -164,11 +164,3 @@ def clamped_gated(gate_up: Tensor, limit: float) -> Tensor:
     """Token by token."""
     width = gate_up.shape[1] // 2
     return to_tensor(stack([limited(row, limit) for row in to_array(gate_up)], width))
-
-
-ORACLE = (
-    join_streams,
-    *(enter_streams, predict_streams, correct_streams, add_to_streams, add_matched),
-    *(collapse_streams, expand_streams),
-    *(sparse_gated, bounded_gated, clamped_gated),
-)

@@ -2,80 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.attention import AttentionPlan
-from quire.ops.catalog import CATALOG
-from quire.ops.select import Ops
-
-TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "embed": {"ids": 0, "positions": 0},
-        "embed_packed": {"ids": 0},
-        "norm": {"x": 0},
-        "add": {"x": 0, "delta": 0},
-        "add_norm": {"x": 0, "delta": 0},
-        "multiply": {"x": 0},
-        "scale_gate": {"y": 0, "gate": 0},
-        "scale_heads": {"y": 0, "gate": 0},
-        "modulate": {"x": 0, "by": 0},
-        "bounded_gated": {"gate_up": 0},
-        "clamped_gated": {"gate_up": 0},
-        "sparse_gated": {"gate_up": 0},
-        "xielu": {"x": 0},
-        "linear": {"x": 0},
-        "row_peaks": {"x": 0},
-        "linear_partial": {"x": 0, "peaks": 0},
-        "linear_total": {"parts": 0, "peaks": 0},
-        "hidden": {"x": 0},
-        "route": {"logits": 0},
-        "route_softplus": {"logits": 0, "ids": 0},
-        "moe": {"x": 0, "chosen": 0, "weights": 0},
-        "logits": {"x": 0},
-        "rope_store": {"qkv": 0, "slots": 0, "positions": 1},
-        "rope_queries": {"q": 0, "positions": 1},
-        "mix_axes": {"positions": 1},
-        "scale_queries": {"q": 0, "positions": 1},
-        "attend": {"q": 0},
-        "attend_prompts": {"q": 0, "k": 0, "v": 0},
-        "attend_relative": {"q": 0, "k": 0, "v": 0},
-        "heads_linear": {"x": 0},
-        "latent_store": {"q": 0, "x": 0, "slots": 0, "positions": 1},
-        "latent_attend": {"q": 0, "q_rotated": 0},
-        "index_select": {"q": 0, "k": 0, "weights": 0, "slots": 0},
-        "indexed_attend": {"q": 0, "q_rotated": 0, "chosen": 0},
-        "block_select": {"q": 0, "k": 0, "slots": 0},
-        "block_attend": {"q": 0, "k": 0, "v": 0, "chosen": 0, "slots": 0},
-        "recent_store": {"q": 0, "key": 0, "rest": 0, "slots": 0, "positions": 1},
-        "entry_select": {"q": 0, "weights": 0, "slots": 0, "positions": 1},
-        "recent_attend": {"q": 0, "positions": 1, "slots": 0, "chosen": 0},
-        "short_conv": {"x": 0, "reads": 0, "writes": 0, "before": 0, "after": 0},
-        "mamba_scan": {"x": 0, "dt": 0, "b": 0, "c": 0, "reads": 0, "writes": 0, "gate": 0},
-        "mamba2_scan": {"x": 0, "dt": 0, "b": 0, "c": 0, "reads": 0, "writes": 0},
-        "gated_delta": {"q": 0, "k": 0, "v": 0, "a": 0, "b": 0, "reads": 0, "writes": 0},
-        "channel_delta": {"q": 0, "k": 0, "v": 0, "a": 0, "b": 0, "reads": 0, "writes": 0},
-        "gated_linear": {"x": 0, "gates": 0, "reads": 0, "writes": 0, "positions": 1},
-        "gated_norm": {"y": 0, "gate": 0},
-        "join_streams": {"x": 0, "other": 0},
-        "enter_streams": {"x": 0, "others": 0},
-        "predict_streams": {"x": 0, "routed": 0},
-        "correct_streams": {"x": 0, "activated": 0, "routed": 0},
-        "add_to_streams": {"x": 0, "delta": 0},
-        "add_matched": {"total": 0, "y": 0, "like": 0},
-        "collapse_streams": {"x": 0},
-        "expand_streams": {"x": 0, "delta": 0, "mix": 0},
-    }
-)
-"""Op of a forward pass -> its arguments that have a row per token, and which axis T is."""
+from quire.ops.catalog import CATALOG, Ops
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class CurrentPlan:
     """Stands in a recorded batch for an attention plan that is another one each step.
 
@@ -94,18 +32,18 @@ def recordable(ops: Ops, runtime: CpuRuntime) -> Ops:
     foreign = [
         choice.op
         for choice in ops.choices
-        if choice.op in TOKEN_AXES
+        if CATALOG[choice.op].axes
         # this provider hands out plain torch's bodies, too, which do not record themselves
         and (choice.provider != "cpu" or getattr(ops, choice.op) is CATALOG[choice.op].definition)
     ]
     changes: dict[str, Any] = {
         name: _recordable(name, getattr(ops, name), runtime) for name in foreign
     }
-    return dataclasses.replace(ops, **changes)
+    return ops.replace(**changes)
 
 
 def _recordable(name: str, function: Callable[..., Any], runtime: CpuRuntime) -> Callable[..., Any]:
-    axes, signature = TOKEN_AXES[name], CATALOG[name].signature
+    axes, signature = CATALOG[name].axes, CATALOG[name].signature
 
     def op(*args: Any, **keywords: Any) -> Any:
         program = runtime.program

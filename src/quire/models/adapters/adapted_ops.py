@@ -4,7 +4,7 @@ its rows say. So mixers, feed-forward parts and heads are adapted as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -98,8 +98,7 @@ class _Products:
 def adapted(ops: Ops, banks: AdapterBanks) -> Ops:
     """`ops` that take adapted weights, too."""
     own = _Products(ops, banks)
-    return replace(
-        ops,
+    return ops.replace(
         linear=own.linear,
         hidden=own.hidden,
         logits=own.logits,

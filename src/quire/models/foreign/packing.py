@@ -126,7 +126,7 @@ def _packed_each(ops: Ops, experts: Any, name: str) -> list[LinearWeight]:
     weights, biases = experts._parameters[name], experts._parameters.get(name + "_bias")
     if experts.is_transposed:
         weights = weights.transpose(1, 2)
-    packed = [
+    packed: list[LinearWeight] = [
         ops.pack_linear(weight.contiguous(), biases[i] if experts.has_bias else None)
         for i, weight in enumerate(weights)
     ]

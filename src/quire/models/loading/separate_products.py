@@ -4,7 +4,7 @@ their weights are stored in ways that one product does not take.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -54,4 +54,4 @@ class _Products:
 def with_separate_products(ops: Ops) -> Ops:
     """`ops` that take weights of separate products, too."""
     own = _Products(ops)
-    return replace(ops, linear=own.linear, hidden=own.hidden)
+    return ops.replace(linear=own.linear, hidden=own.hidden)

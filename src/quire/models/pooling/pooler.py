@@ -97,7 +97,7 @@ def make_pooler(make: Maker, spec: PoolerSpec, token_rows: Callable[[], Tensor])
     name = "pooler.classifier"
     if terms is not None:
         bias = make.weights.tensor("pooler.terms.bias", dtype) if terms.bias else None
-        weight = make.ops.pack_linear(token_rows().to(dtype), bias)
+        weight: LinearWeight = make.ops.pack_linear(token_rows().to(dtype), bias)
         make.keep(name, weight)
     elif c is not None and c.token_ids:
         weight = make.ops.pack_linear(_rows_of(c, token_rows()).to(dtype), None)

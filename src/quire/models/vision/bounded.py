@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ class BoundedMaker(Maker):
         }
         assert not isinstance(block.mlp, Mlp) or block.mlp.gated, "a part with gates"
         own = _Products(make.ops)
-        self.ops = replace(make.ops, linear=own.linear, hidden=own.hidden)
+        self.ops = make.ops.replace(linear=own.linear, hidden=own.hidden)
 
     def linear(
         self,

@@ -44,7 +44,13 @@ class Compressor:
     rotary: RotaryTable
 
 
-@op(mutates=("latents",), format="indexed", is_invariant=True, only_for=_ENTRIES)
+@op(
+    axes={"q": 0, "key": 0, "rest": 0, "slots": 0, "positions": 1},
+    mutates=("latents",),
+    format="indexed",
+    is_invariant=True,
+    only_for=_ENTRIES,
+)
 def recent_store(
     q: Tensor,
     key: Tensor,
@@ -64,7 +70,13 @@ def recent_store(
     return _turned(q, positions[0], rotary)
 
 
-@op(mutates=("latents",), format="indexed", is_invariant=True, only_for=_ENTRIES)
+@op(
+    axes={"q": 0, "weights": 0, "slots": 0, "positions": 1},
+    mutates=("latents",),
+    format="indexed",
+    is_invariant=True,
+    only_for=_ENTRIES,
+)
 def entry_select(
     q: Tensor,
     weights: Tensor,
@@ -99,7 +111,13 @@ def entry_select(
     return chosen
 
 
-@op(mutates=("latents",), format="indexed", is_invariant=True, only_for=_ENTRIES)
+@op(
+    axes={"q": 0, "positions": 1, "slots": 0, "chosen": 0},
+    mutates=("latents",),
+    format="indexed",
+    is_invariant=True,
+    only_for=_ENTRIES,
+)
 def recent_attend(
     q: Tensor,
     sinks: Tensor,

@@ -33,7 +33,13 @@ def plan_indexed(
     return plan_rows(query_start, seq_lens, block_table, block_size, None)
 
 
-@op(mutates=("latents",), format="indexed", is_invariant=True, only_for="indexed attention")
+@op(
+    axes={"q": 0, "k": 0, "weights": 0, "slots": 0},
+    mutates=("latents",),
+    format="indexed",
+    is_invariant=True,
+    only_for="indexed attention",
+)
 def index_select(
     q: Tensor,
     k: Tensor,
@@ -64,7 +70,12 @@ def index_select(
     return chosen
 
 
-@op(format="indexed", is_invariant=True, only_for="indexed attention")
+@op(
+    axes={"q": 0, "q_rotated": 0, "chosen": 0},
+    format="indexed",
+    is_invariant=True,
+    only_for="indexed attention",
+)
 def indexed_attend(
     q: Tensor,
     q_rotated: Tensor,
@@ -91,7 +102,13 @@ def indexed_attend(
 BLOCKS = "attention to chosen blocks of keys"
 
 
-@op(mutates=("latents",), format="indexed", is_invariant=True, only_for=BLOCKS)
+@op(
+    axes={"q": 0, "k": 0, "slots": 0},
+    mutates=("latents",),
+    format="indexed",
+    is_invariant=True,
+    only_for=BLOCKS,
+)
 def block_select(
     q: Tensor,
     k: Tensor,
@@ -126,7 +143,13 @@ def block_select(
     return chosen
 
 
-@op(mutates=("latents",), format="indexed", is_invariant=True, only_for=BLOCKS)
+@op(
+    axes={"q": 0, "k": 0, "v": 0, "chosen": 0, "slots": 0},
+    mutates=("latents",),
+    format="indexed",
+    is_invariant=True,
+    only_for=BLOCKS,
+)
 def block_attend(
     q: Tensor,
     k: Tensor,

@@ -60,7 +60,7 @@ def pack_heads(weight: Tensor) -> PlainHeads:
     return PlainHeads(weight)
 
 
-@op(format="latent", only_for="latent attention")
+@op(axes={"x": 0}, format="latent", only_for="latent attention")
 def heads_linear(x: Tensor, w: PlainHeads) -> Tensor:
     """x [T, H, in] times the weight of each head -> [T, H, out] in x's dtype."""
     return torch.bmm(x.transpose(0, 1), w.weight.transpose(1, 2)).transpose(0, 1)
@@ -74,7 +74,12 @@ def plan_latent(
     return plan_rows(query_start, seq_lens, block_table, block_size, None)
 
 
-@op(mutates=("latents",), format="latent", only_for="latent attention")
+@op(
+    axes={"q": 0, "x": 0, "slots": 0, "positions": 1},
+    mutates=("latents",),
+    format="latent",
+    only_for="latent attention",
+)
 def latent_store(
     q: Tensor,
     x: Tensor,
@@ -108,7 +113,7 @@ def _finished(
     return torch.cat((norm(x[:, :rank], n), key[:, 0]), 1)
 
 
-@op(format="latent", only_for="latent attention")
+@op(axes={"q": 0, "q_rotated": 0}, format="latent", only_for="latent attention")
 def latent_attend(
     q: Tensor, q_rotated: Tensor, latents: LayerLatents, plan: PlainPlan, scale: float
 ) -> Tensor:

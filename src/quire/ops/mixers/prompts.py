@@ -54,7 +54,7 @@ def plan_prompts(*, query_start: np.ndarray, seq_lens: np.ndarray) -> PlainPromp
     return PlainPrompts(query_start.copy())
 
 
-@op(format="prompts", only_for="attention that is not causal")
+@op(axes={"q": 0, "k": 0, "v": 0}, format="prompts", only_for="attention that is not causal")
 def attend_prompts(
     q: Tensor,
     k: Tensor,
@@ -105,7 +105,7 @@ class RelativeScores:
     queries: Tensor | None = None
 
 
-@op(only_for="relative positions within whole prompts")
+@op(axes={"q": 0, "k": 0, "v": 0}, only_for="relative positions within whole prompts")
 def attend_relative(
     q: Tensor,
     k: Tensor,

@@ -49,7 +49,11 @@ def softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
-@op(mutates=("states",), is_invariant=True)
+@op(
+    axes={"x": 0, "reads": 0, "writes": 0, "before": 0, "after": 0},
+    mutates=("states",),
+    is_invariant=True,
+)
 def short_conv(
     x: Tensor,
     states: Tensor,
@@ -80,7 +84,11 @@ def short_conv(
     return walk(torch.empty_like(x), states, reads, writes, token)
 
 
-@op(mutates=("states",), is_invariant=True)
+@op(
+    axes={"x": 0, "dt": 0, "b": 0, "c": 0, "reads": 0, "writes": 0, "gate": 0},
+    mutates=("states",),
+    is_invariant=True,
+)
 def mamba_scan(
     x: Tensor,
     dt: Tensor,
@@ -109,7 +117,11 @@ def mamba_scan(
     return walk(torch.empty_like(x), states, reads, writes, token)
 
 
-@op(mutates=("states",), is_invariant=True)
+@op(
+    axes={"x": 0, "dt": 0, "b": 0, "c": 0, "reads": 0, "writes": 0},
+    mutates=("states",),
+    is_invariant=True,
+)
 def mamba2_scan(
     x: Tensor,
     dt: Tensor,
@@ -146,7 +158,11 @@ def mamba2_scan(
     return walk(torch.empty_like(x), states, reads, writes, token)
 
 
-@op(mutates=("states",), is_invariant=True)
+@op(
+    axes={"q": 0, "k": 0, "v": 0, "a": 0, "b": 0, "reads": 0, "writes": 0},
+    mutates=("states",),
+    is_invariant=True,
+)
 def gated_delta(
     q: Tensor,
     k: Tensor,
@@ -173,7 +189,11 @@ def gated_delta(
     return _delta_rule(q, k, v, b, states, reads, writes, log_decay)
 
 
-@op(mutates=("states",), is_invariant=True)
+@op(
+    axes={"q": 0, "k": 0, "v": 0, "a": 0, "b": 0, "reads": 0, "writes": 0},
+    mutates=("states",),
+    is_invariant=True,
+)
 def channel_delta(
     q: Tensor,
     k: Tensor,
@@ -237,7 +257,11 @@ def _delta_rule(
     return walk(torch.empty_like(v), states, reads, writes, token)
 
 
-@op(mutates=("states",), is_invariant=True)
+@op(
+    axes={"x": 0, "gates": 0, "reads": 0, "writes": 0, "positions": 1},
+    mutates=("states",),
+    is_invariant=True,
+)
 def gated_linear(
     x: Tensor,
     gates: Tensor,
@@ -271,7 +295,7 @@ def gated_linear(
     return walk(torch.empty_like(x), states, reads, writes, token)
 
 
-@op(is_invariant=True)
+@op(axes={"y": 0, "gate": 0}, is_invariant=True)
 def gated_norm(
     y: Tensor, gate: Tensor, n: NormWeight | None, group: int, gate_first: bool
 ) -> Tensor:

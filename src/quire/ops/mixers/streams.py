@@ -22,13 +22,13 @@ LEAST_SQUARE = 1e-5
 _STREAMS = "several residual streams"
 
 
-@op(is_invariant=True, only_for=_STREAMS)
+@op(axes={"x": 0, "other": 0}, is_invariant=True, only_for=_STREAMS)
 def join_streams(x: Tensor, other: Tensor) -> Tensor:
     """x [T, C] and other [T, D] of one dtype side by side -> [T, C + D] (Zamba2)."""
     return torch.cat((x, other), 1)
 
 
-@op(is_invariant=True, only_for=_STREAMS)
+@op(axes={"x": 0, "others": 0}, is_invariant=True, only_for=_STREAMS)
 def enter_streams(x: Tensor, others: Tensor) -> Tensor:
     """Streams of x [T, C] and of others [T, (n-1)*C], each with x's magnitude -> [T, n*C]."""
     wide = WIDE[x.dtype]
@@ -37,7 +37,7 @@ def enter_streams(x: Tensor, others: Tensor) -> Tensor:
     return torch.cat((x, matched.flatten(1).to(x.dtype)), 1)
 
 
-@op(is_invariant=True, only_for=_STREAMS)
+@op(axes={"x": 0, "routed": 0}, is_invariant=True, only_for=_STREAMS)
 def predict_streams(x: Tensor, routed: Tensor, weight: Tensor) -> Tensor:
     """x [T, n*C] plus what a matrix per token makes of it -> [T, n*C]: entry (i, j) of the matrix
     is row i*n + j of weight [n*n, n] times tanh(routed [T, n]).
@@ -51,7 +51,7 @@ def predict_streams(x: Tensor, routed: Tensor, weight: Tensor) -> Tensor:
     return y.flatten(1).to(x.dtype)
 
 
-@op(is_invariant=True, only_for=_STREAMS)
+@op(axes={"x": 0, "activated": 0, "routed": 0}, is_invariant=True, only_for=_STREAMS)
 def correct_streams(
     x: Tensor, activated: Tensor, routed: Tensor, weight: Tensor, active: int
 ) -> Tensor:
@@ -66,14 +66,14 @@ def correct_streams(
     return y.flatten(1).to(x.dtype)
 
 
-@op(is_invariant=True, only_for=_STREAMS)
+@op(axes={"x": 0, "delta": 0}, is_invariant=True, only_for=_STREAMS)
 def add_to_streams(x: Tensor, delta: Tensor) -> Tensor:
     """x [T, n*C] with delta [T, C] added to every stream but the first -> [T, n*C]."""
     streams = x.unflatten(1, (-1, delta.shape[1]))
     return torch.cat((streams[:, :1], streams[:, 1:] + delta.unsqueeze(1)), 1).flatten(1)
 
 
-@op(is_invariant=True, only_for=_STREAMS)
+@op(axes={"total": 0, "y": 0, "like": 0}, is_invariant=True, only_for=_STREAMS)
 def add_matched(total: Tensor, y: Tensor, like: Tensor) -> Tensor:
     """total + y with the magnitude of `like`, all [T, C] -> [T, C]."""
     wide = WIDE[total.dtype]
@@ -98,7 +98,7 @@ class HyperWeights:
     rounds: int
 
 
-@op(is_invariant=True, only_for=_STREAMS)
+@op(axes={"x": 0}, is_invariant=True, only_for=_STREAMS)
 def collapse_streams(x: Tensor, w: HyperWeights, count: int) -> tuple[Tensor, Tensor]:
     """x [T, n*C] of `count` n streams -> their weighed sum [T, C], and as `expand_streams` takes
     them the weights of a result and of the matrix [T, n + n*n] fp32, or nothing [T, 0].
@@ -126,7 +126,7 @@ def _balanced(matrix: Tensor, w: HyperWeights) -> Tensor:
     return y
 
 
-@op(is_invariant=True, only_for=_STREAMS)
+@op(axes={"x": 0, "delta": 0, "mix": 0}, is_invariant=True, only_for=_STREAMS)
 def expand_streams(x: Tensor, delta: Tensor, mix: Tensor) -> Tensor:
     """Streams after a part whose result is delta [T, C]: stream k of x [T, n*C] is the sum over j
     of entry (j, k) of the token's matrix times stream j, plus weight k times delta -> [T, n*C]. mix
