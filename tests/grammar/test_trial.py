@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import threading
+import time
 
 import pytest
 
@@ -149,6 +150,20 @@ def test_close_leaves_no_process():
     trials.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_close_ends_a_trial_that_is_under_way():
+    trials = make_trials(compile_time_s=600.0, compile_memory_mib=4096)
+    assert outcome(trials, GOOD) is None, "the process has read its vocabulary"
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(outcome(trials, HUGE)))
+    asking.start()
+    while not trials._lock.locked():
+        time.sleep(0.001)
+    trials.close()
+    asking.join(60)
+    assert "shutting down" in answers[0]
+    assert trials._process is None
 
 
 def test_the_process_is_there_before_the_first_form_where_it_is_prepared():

@@ -6,7 +6,7 @@ import pytest
 
 from quire.text.markup import draw
 from quire.text.markup.code_shape import is_code
-from quire.text.markup.formulas import mathml
+from quire.text.markup.formulas import MAX_FORMULA_CHARS, mathml
 from quire.text.markup.nodes import MAX_NODES, nodes_of
 from tests.server.page_texts import HOSTILE, RICH
 
@@ -107,6 +107,14 @@ def test_formulas_are_drawn_or_left():
     assert aligned.count("<mtr>") == 2 and 'display="block"' in aligned
     for wrong in ("\\frac", "\\unknown{x}", "a & b", "a \\\\ b", "a_b_c", "{" * 3000, "x" * 5000):
         assert mathml(wrong, is_display=False) is None
+
+
+@pytest.mark.parametrize("more", [0, 1, 2, 1000])
+def test_a_formula_between_dollars_has_an_end_near_its_beginning(more):
+    inside = "*a*" + "x" * (MAX_FORMULA_CHARS + more - 3)
+    for text in (f"${inside}$", f"${inside}$ and", f"${inside}$5"):
+        is_formula = not more and not text.endswith("5")
+        assert (["em", {}, ["a"]] in draw(text, is_whole=True).nodes[0][2]) is not is_formula
 
 
 @pytest.mark.parametrize(("text", "wanted"), [

@@ -22,7 +22,26 @@ EMBEDDED_NAME = "quire-embedded"
 """The name of the small model inside the package."""
 
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+class DescribedModel:
+    """A model whose description follows from its config, what runs it, and its pooler."""
+
+    __slots__ = ()
+    hf_config: dict[str, Any]
+    model_impl: str
+    pooler: PoolerSpec | None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether transformers' code runs the model."""
+        return self.model_impl == "transformers"
+
+    @property
+    def decoder(self) -> AnyDecoder:
+        """The description of the model."""
+        return describe_model(self.hf_config, self.model_impl, self.pooler)
+
+
+class ModelFacts(DescribedModel, msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, in numbers.
 
     `model_impl`: "quire" or "transformers". `weights_format`: of the files that have its weights.
@@ -96,16 +115,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     def is_embedded(self) -> bool:
         """Whether it is the small model inside the package."""
         return self.name == EMBEDDED_NAME
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether transformers' code runs the model."""
-        return self.model_impl == "transformers"
-
-    @property
-    def decoder(self) -> AnyDecoder:
-        """The description of the model."""
-        return describe_model(self.hf_config, self.model_impl, self.pooler)
 
     @property
     def pool_memories(self) -> tuple[LayerMemory | None, ...]:

@@ -13,6 +13,7 @@ import msgspec
 
 from quire.clusters.ray_cluster import RayPlace
 from quire.config.ec_transfer_config import ECTransferConfig
+from quire.config.facts import DescribedModel
 from quire.config.hidden_states import HiddenStatesPlan
 from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
@@ -20,7 +21,6 @@ from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.distributed.mesh import Mesh
 from quire.hardware.launched import LaunchedProcess
-from quire.models.foreign.implementation import AnyDecoder, describe_model
 from quire.models.formats.rounding_rules import RoundingRules
 from quire.models.pooling.spec import PoolerSpec
 from quire.params.weight_transfer import WeightTransferPlan
@@ -30,7 +30,7 @@ from quire.tiers.kv_transfer_config import KVTransferConfig
 from quire.tiers.plan import KVTierPlan
 
 
-class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
+class ModelPlan(DescribedModel, msgspec.Struct, frozen=True, kw_only=True):
     """The model: its files, names, sizes, types, tokenizer and template.
 
     `generates`: whether requests may ask for text. `pooler`: of an engine that pools, and
@@ -79,16 +79,6 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The folder of the tokenizer, and how its files are read; None: there is no tokenizer."""
         folder = self.tokenizer_folder
         return None if folder is None else (Path(folder), self.tokenizer_mode)
-
-    @property
-    def decoder(self) -> AnyDecoder:
-        """The description of the model."""
-        return describe_model(self.hf_config, self.model_impl, self.pooler)
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether transformers' code runs the model."""
-        return self.model_impl == "transformers"
 
     @property
     def has_drawn_weights(self) -> bool:

@@ -21,13 +21,12 @@ PROBE_BLOCKS = SCRATCH_BLOCK + 1
 
 def size_kv_cache(
     config: WorkerConfig,
-    pool: KVPool,
+    free_bytes: Callable[[], int] | None,
     runner: ModelRunner,
     forwards: Sequence[Forward],
     *,
     free_at_start: int,
-    free_bytes: Callable[[], int],
-    reserved_bytes: int = 0,
+    reserved_bytes: int,
 ) -> None:
     """Resize the KV cache of a runner, which is warm and has PROBE_BLOCKS blocks, to what fits on
     the device.
@@ -36,12 +35,13 @@ def size_kv_cache(
     reserved_bytes: what is allocated later, such as the rows of encoders.
     Raises LoadError if one request of full length would not fit.
     """
+    assert free_bytes is not None, "a share of memory that cannot be measured"
     kv_cache = runner.kv_cache
     block_bytes = kv_cache.nbytes // PROBE_BLOCKS
     assert config.memory.measures_memory, "the number of blocks is given"
     free_now = free_bytes() - reserved_bytes
     memory = MeasuredMemory(free_at_start, free_now, config.memory.memory_utilization)
-    num_blocks = blocks_for(config, pool, memory, block_bytes)
+    num_blocks = blocks_for(config, kv_cache.pool, memory, block_bytes)
     # what was recorded has the addresses of the blocks that go now
     for forward in forwards:
         forward.release()

@@ -122,20 +122,15 @@ def build_worker(
     num_sampled = config.max_sampled if samples or shares_head else 0
     runner, forward = _runner(config, platform, model, kv_cache, exchange, num_sampled, encoders)
     draft: DraftParts | None = None
-    if config.model.generates:
-        head: RowHead = TokenFollower(runner.rows, group, forward if shares_head else None)
-        if samples:
-            head, draft = _token_head(config, platform, runner, forward, group, network)
+    if samples:
+        head, draft = _token_head(config, platform, runner, forward, group, network)
         runner.register(SamplingParams, head)
+    elif config.model.generates:
+        follower = TokenFollower(runner.rows, group, forward if shares_head else None)
+        runner.register(SamplingParams, follower)
     if config.model.pooler is not None:
         runner.register(PoolingParams, _pooling_head(runner))
-    if config.reports_experts:
-        assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
-        runner.heads.watch(ExpertRecorder(model.spec, runner.rows, kv_cache, device))
-    if config.sampling.hidden_states is not None and (group is None or group.rank == 0):
-        from quire.runner.hidden_states import HiddenStatesRecorder  # few ask for files
-
-        runner.heads.watch(HiddenStatesRecorder(config.sampling.hidden_states, runner.rows))
+    _watch(config, runner, kv_cache, is_first=group is None or group.rank == 0)
     residents = [LoadedModel(model, load, make_checker(config, platform, group)), *encoders.models]
     forwards = [forward]
     if draft is not None:
@@ -145,19 +140,14 @@ def build_worker(
     if not platform.is_host:
         _warm_up(config, runner)
     if config.memory.measures_memory:
-        assert platform.free_bytes is not None, "a share of memory that cannot be measured"
         rows_bytes = 0 if runner.media is None else runner.media.bytes_of(encoders.facts.num_rows)
         size_kv_cache(
-            config,
-            kv_cache.pool,
-            runner,
-            forwards,
+            *(config, platform.free_bytes, runner, forwards),
             free_at_start=free_at_start,
-            free_bytes=platform.free_bytes,
             reserved_bytes=rows_bytes,
         )
-    parts_at = partial(root_parts, config, platform, kv_cache.pool, files)
-    own_parts = partial(parts_at, (group and (group.rank, group.size), stage))
+    ranks = group and (group.rank, group.size), stage
+    own_parts = partial(root_parts, config, platform, kv_cache.pool, files, ranks)
     if config.memory.kv_tier is not None:
         runner.transfers = _transfers(config, platform, kv_cache, own_parts(), group, stage)
         for encoder in encoders.by_modality.values():
@@ -196,14 +186,39 @@ def build_worker(
         place=(core, mesh.tp, mesh.world_size),
     )
     if config.memory.kv_connector is not None:
-        from quire.executor.kv_tier.connected_ranks import ConnectedRank  # few engines have one
-        from quire.executor.kv_tier.connected_worker import open_connector
-
-        worker.connect = partial(open_connector, platform, kv_cache, own_parts())
-        own = msgspec.structs.replace(config.memory.kv_connector, worker=rank)
-        worker.connected_rank = ConnectedRank(worker.connect, config.plan, own)
+        _connect(worker, config, platform, kv_cache, own_parts(), rank)
     worker.origin = partial(_origin, config, own_parts)
     return worker
+
+
+def _watch(config: WorkerConfig, runner: ModelRunner, kv_cache: KVCache, is_first: bool) -> None:
+    """Have the runner's steps followed by what records experts and hidden states."""
+    if config.reports_experts:
+        spec = runner.model.spec
+        assert isinstance(spec, Decoder), "experts of Quire's own decoder"
+        runner.heads.watch(ExpertRecorder(spec, runner.rows, kv_cache, runner.device))
+    if config.sampling.hidden_states is not None and is_first:
+        from quire.runner.hidden_states import HiddenStatesRecorder  # few ask for files
+
+        runner.heads.watch(HiddenStatesRecorder(config.sampling.hidden_states, runner.rows))
+
+
+def _connect(
+    worker: Worker,
+    config: WorkerConfig,
+    platform: Platform,
+    kv_cache: KVCache,
+    parts: RootParts,
+    rank: int,
+) -> None:
+    """Have the worker open its side of a connector when the engine asks for it."""
+    from quire.executor.kv_tier.connected_ranks import ConnectedRank  # few engines have one
+    from quire.executor.kv_tier.connected_worker import open_connector
+
+    assert config.memory.kv_connector is not None, "there is one"
+    worker.connect = partial(open_connector, platform, kv_cache, parts)
+    own = msgspec.structs.replace(config.memory.kv_connector, worker=rank)
+    worker.connected_rank = ConnectedRank(worker.connect, config.plan, own)
 
 
 def _draft_weights(

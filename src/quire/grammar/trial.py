@@ -88,12 +88,17 @@ class GrammarTrials:
 
     def _open(self) -> None:
         """Start the process, unless it runs or its vocabulary cannot be used."""
-        if self._process is None and self._unusable is None:
-            try:
-                self._process = _TrialProcess(self._start)
-            except LoadError as error:
-                # kept: another process would read the same vocabulary
-                self._unusable = str(error)
+        if self._process is not None or self._unusable is not None:
+            return
+        self._process = _TrialProcess()
+        try:
+            self._process.read(self._start)
+        except LoadError as error:
+            # kept: another process would read the same vocabulary
+            self._process, self._unusable = None, str(error)
+        except EngineError:
+            self._process = None
+            raise
 
     @property
     def reasoning_parser(self) -> str:
@@ -145,8 +150,12 @@ class GrammarTrials:
         )
 
     def close(self) -> None:
-        """End process and thread."""
+        """End process and thread, and so a trial that is under way."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._unusable = "the engine is shutting down"
+        # before the lock, which is a trial's for as long as its process lives
+        if (process := self._process) is not None:
+            process.kill()
         with self._lock:
             if self._process is not None:
                 self._process.end()
@@ -167,6 +176,8 @@ class GrammarTrials:
             was_too_slow = process.exit_code() == -OVER_TIME
         self._process = None
         process.end()
+        if self._unusable is not None:
+            return TrialAnswer(self._unusable)
         if was_too_slow:
             return TrialAnswer(f"compiling it takes more than {limit_s:g} s")
         memory_mib = self._start.memory_bytes >> 20
@@ -176,13 +187,9 @@ class GrammarTrials:
 
 
 class _TrialProcess:
-    """A trial process; it ends when its pipe is closed for any reason.
+    """A trial process; it ends when its pipe is closed for any reason."""
 
-    Making it raises LoadError for a vocabulary that grammars cannot use, EngineError where it does
-    not start.
-    """
-
-    def __init__(self, start: TrialStart) -> None:
+    def __init__(self) -> None:
         self._pipe, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
@@ -201,6 +208,11 @@ class _TrialProcess:
             theirs.close()
         # also where nobody calls `end`: the interpreter's exit runs it
         self._finalizer = weakref.finalize(self, _end, self._pipe, self._process)
+
+    def read(self, start: TrialStart) -> None:
+        """Have it read its vocabulary. Raises LoadError for one that grammars cannot use,
+        EngineError where the process did not start; both end it.
+        """
         try:
             error = self.ask(start, _START_S).error
         except (TimeoutError, EOFError, OSError):
@@ -223,6 +235,10 @@ class _TrialProcess:
             return self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             return None
+
+    def kill(self) -> None:
+        """Have the thread that waits for an answer meet the end of the pipe."""
+        self._process.kill()
 
     def end(self) -> None:
         """Kill it if it runs."""

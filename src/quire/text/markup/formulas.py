@@ -78,8 +78,11 @@ def _inline_at(text: str, start: int, limit: int) -> tuple[str, int, bool] | Non
             if end <= begin or not text[begin:end].strip():
                 return None
             return text[begin:end], end + len(closing), is_display
-    match = _DOLLARS.match(text, start, limit)
-    return None if match is None else (match[1], match.end(), False)
+    # bounded as above; the last of three more is what may not follow
+    match = _DOLLARS.match(text, start, min(limit, start + MAX_FORMULA_CHARS + 3))
+    if match is None or len(match[1]) > MAX_FORMULA_CHARS:
+        return None
+    return match[1], match.end(), False
 
 
 def _find_block(state: StateBlock, first: int, last: int, silent: bool) -> bool:
