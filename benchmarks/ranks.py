@@ -1,28 +1,51 @@
 """Several ranks compared with one, bit by bit: sizes and kinds of models, with drafts, grammars,
-adapters, prefix hits and preemption; and mixers of every kind with hostile values.
+adapters, prefix hits and preemption; stored formats; mixers of every kind with hostile values;
+networks that draft, pictures, poolers and recorded experts; and copies, with their own experts or
+shared ones.
 
-    python -m benchmarks.ranks [--only WORD]
+    python -m benchmarks.ranks [--only WORD] [--list]
 
 Each cell starts the ranks of its model. Exits with 1 if one differs in a bit.
 """
 
 import argparse
+import asyncio
 import logging
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from quire import SamplingParams, StructuredOutputsParams
+from quire import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    EngineArgs,
+    PoolingParams,
+    SamplingParams,
+    StructuredOutputsParams,
+    embedded,
+)
+from quire.config.plan import EnginePlan
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
 from quire.errors import EngineError
+from quire.params import RequestOutputKind
 from quire.testing import make_checkpoint
 from tests.executor.test_shared_adapters import make_adapter
-from tests.executor.worker_cores import Served, plan_of, requests, same_bits, serve
+from tests.executor.test_stage_parts import NETWORKS, ask_pictures
+from tests.executor.worker_cores import WISHES, Served, plan_of, requests, same_bits, serve
+from tests.models.hostile.encoders import ENCODERS, make_encoder
 from tests.models.hostile.models import HOSTILE, write
+from tests.models.vision.spoken import write_spoken
+from tests.quantization import coded_checkpoints
+from tests.quantization.byte_checkpoints import BYTE_FORMATS
+from tests.quantization.coded_checkpoints import FORMATS
+from tests.runner.drafting.test_mtp import Oracle
 
 SIZES = {
     "tp 2": {"tensor_parallel_size": 2},
@@ -44,8 +67,36 @@ MODELS: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
         "mixtral", _FOUR | {"num_local_experts": 7, "intermediate_size": 96}, {}
     ),
 }  # fmt: skip
-MIXERS = ("deepseek_v3", "mamba2", "qwen3_next", "falcon_h1", "gpt_oss", "gemma2", "kimi_linear")
-"""Latents, recurrent states, both, sinks with experts, windows, and shared experts."""
+MIXERS = (
+    *("deepseek_v3", "mamba2", "qwen3_next", "falcon_h1", "gpt_oss", "gemma2", "kimi_linear"),
+    *("mamba", "lfm2", "recurrent_gemma", "bailing_hybrid", "jamba", "llama4", "bloom", "mpt"),
+    *("deepseek_v32", "minimax_m3", "minicpm3", "nemotron_h", "olmo2", "step3p5"),
+)
+"""Latents, recurrent states, both, sinks with experts, windows, and shared experts; states of each
+kind, chunks, biases of distances, chosen tokens and blocks, norms of whole rows, gates of heads.
+"""
+STORED = (
+    *("awq", "gptq-v1", "gptq-v2-8bit-channel", "compressed-w4a16", "compressed-w8a16"),
+    *("fp8-blocks", "fp8-blocks-of-exponents"),
+)
+"""Formats of checkpoints; those with an order of their own are refused with several workers."""
+PICTURES = ("llava", "qwen2_vl", "qwen3_vl", "gemma3")
+"""Plain, with positions on several axes, with rows that enter several layers, with spans."""
+_NINE = {
+    "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144,
+    "intermediate_size": 384,
+}  # fmt: skip
+_SIX = _NINE | {"num_attention_heads": 6, "hidden_size": 96}
+OTHER_SIZES = {
+    "tp 3": {"tensor_parallel_size": 3},
+    "tp 3 x pp 2": {"tensor_parallel_size": 3, "pipeline_parallel_size": 2},
+}
+COPIES = {
+    "dp 2 x tp 2": {"data_parallel_size": 2, "tensor_parallel_size": 2},
+    "dp 2 x pp 2": {"data_parallel_size": 2, "pipeline_parallel_size": 2},
+}
+SPREAD = {f"ep {n}": {"data_parallel_size": n, "enable_expert_parallel": True} for n in (2, 4)}
+_ALWAYS = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 99, 3]]}
 _DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
 ON_TOP: dict[str, dict[str, Any]] = {
     "": {},
@@ -54,7 +105,7 @@ ON_TOP: dict[str, dict[str, Any]] = {
 }
 
 
-def asked() -> list[EngineCoreRequest]:
+def asked(folder: object = None) -> list[EngineCoreRequest]:
     """Requests of every kind, twice, so that the second ones find cached prefixes, and repeating
     ones.
     """
@@ -66,7 +117,7 @@ def asked() -> list[EngineCoreRequest]:
     return found
 
 
-def of_hostile() -> list[EngineCoreRequest]:
+def of_hostile(folder: object = None) -> list[EngineCoreRequest]:
     """Requests for models of a hundred tokens."""
     found = asked()
     for request in found:
@@ -108,78 +159,262 @@ def constrained() -> list[EngineCoreRequest]:
 
 def served(folder: Path | None, given: list[EngineCoreRequest], **wishes: Any) -> Served:
     """What a new engine answers."""
-    if folder is None:
-        from quire import EngineArgs
-
-        args = EngineArgs(device="cpu", max_model_len=128, num_gpu_blocks_override=60, **wishes)
-        core = build_core(args.create_engine_config())
-    else:
-        core = build_core(plan_of(folder, **wishes))
+    core = build_core(embedded_plan(**wishes) if folder is None else plan_of(folder, **wishes))
     try:
         return serve(core, given)
     finally:
         core.shutdown()
 
 
-def promised(folder: Path, **wishes: Any) -> bool:
+def promised(folder: Path | None, **wishes: Any) -> bool:
     """Whether the plan says that ranks have the bits of one."""
-    return bool(plan_of(folder, **wishes).parallel.same_bits_as_one_rank)
+    plan = embedded_plan(**wishes) if folder is None else plan_of(folder, **wishes)
+    return bool(plan.parallel.same_bits_as_one_rank)
 
 
-def cells(root: Path) -> Iterator[tuple[str, Path | None, list[EngineCoreRequest], dict[str, Any]]]:
-    """Name, model, requests and wishes of each cell."""
+def embedded_plan(**wishes: Any) -> EnginePlan:
+    """The plan of the embedded model."""
+    args = EngineArgs(device="cpu", max_model_len=128, num_gpu_blocks_override=60, **wishes)
+    return args.create_engine_config()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model with what is asked of it: `ask(sizes)` starts it with these ranks. `has_own(sizes)`:
+    the plan promises the bits of one rank not, but always the same.
+    """
+
+    name: str
+    ask: Callable[..., Any]
+    sizes: Mapping[str, dict[str, Any]]
+    has_own: Callable[..., bool] = lambda **sizes: False
+
+
+def of_requests(
+    name: str,
+    make: Callable[[], Path | None],
+    given: Callable[[Any], list[EngineCoreRequest]],
+    wishes: dict[str, Any],
+    sizes: Mapping[str, dict[str, Any]] = SIZES,
+) -> Cell:
+    """A cell of requests to a core; `given(folder)` makes them."""
+
+    def ask(**own: Any) -> Served:
+        folder = make()
+        return served(folder, given(folder), **wishes, **own)
+
+    def has_own(**own: Any) -> bool:
+        return not promised(make(), **wishes, **own)
+
+    return Cell(name, ask, sizes, has_own)
+
+
+def embedded_cell(name: str, wishes: dict[str, Any]) -> Cell:
+    """A cell of the embedded model, which has six heads."""
+    sizes = SIZES | OTHER_SIZES
+    return of_requests(f"embedded, {name}", lambda: None, lambda _: constrained(), wishes, sizes)
+
+
+def made(root: Path, name: str, shape: dict[str, Any], family: str) -> Path:
+    """A checkpoint."""
+    return make_checkpoint(root / name.replace(" ", "-"), shape, family, dtype="float32")
+
+
+def hostile(root: Path, name: str) -> Path:
+    """A checkpoint with hostile values."""
+    write(HOSTILE[name], root / name)
+    return root / name
+
+
+def spoken(root: Path, name: str) -> Path:
+    """A checkpoint of a model that takes pictures."""
+    (root / name).mkdir()
+    write_spoken(name, root / name)
+    return root / name
+
+
+def formats(root: Path) -> Iterator[Cell]:
+    """Checkpoints of formats in codes."""
+
+    def stored(layout: str) -> Path:
+        plain, folder = made(root, f"plain {layout}", _FOUR, "llama"), root / layout
+        shutil.copytree(plain, folder)
+        coded_checkpoints.write(plain, folder, (FORMATS | BYTE_FORMATS)[layout])
+        return folder
+
+    for layout in STORED:
+        yield of_requests(f"format {layout}", cache(partial(stored, layout)), asked, {})
+
+
+def networks(root: Path) -> Iterator[Cell]:
+    """Networks that draft."""
+    shape = _FOUR | {"num_hidden_layers": 4, "tie_word_embeddings": False}
+    target = cache(partial(made, root, "target", shape, "llama"))
+    for method, network in NETWORKS.items():
+
+        def drafting(method: str = method, network: Any = network, **own: Any) -> Served:
+            folder = network(root / f"draft-{method}", target())
+            drafts = {"method": method, "model": str(folder), **_ALWAYS}
+            return served(target(), asked(target()), speculative_config=drafts, **own)
+
+        yield Cell(f"drafts of {method}", drafting, SIZES)
+    predicting = cache(lambda: Oracle("deepseek_v3").write(root / "mtp"))
+    wishes = {"speculative_config": {"method": "mtp", **_ALWAYS}, "num_gpu_blocks_override": 150}
+    yield of_requests("drafts of mtp", predicting, of_hostile, wishes)
+
+
+def prompts_of_encoder(encoder: Callable[[], Any]) -> tuple[Path, list[list[int]]]:
+    """The checkpoint of an encoder, and its prompts."""
+    return encoder().folder, encoder().prompts
+
+
+def pooled(
+    name: str, make: Callable[[], tuple[Path, list[list[int]]]], wishes: dict[str, Any]
+) -> Cell:
+    """Prompts that are pooled."""
+
+    def ask(**own: Any) -> Served:
+        folder, prompts = make()
+        given = [
+            EngineCoreRequest(handle, ids, PoolingParams(task="embed"), 0, 0.0)
+            for handle, ids in enumerate(prompts)
+        ]
+        return served(folder, given, runner="pooling", **wishes, **own)
+
+    return Cell(f"pooled {name}", ask, SIZES)
+
+
+def with_pictures(name: str, make: Callable[[], Path], **sizes: Any) -> Any:
+    """Tokens and their log-probabilities after pictures."""
+    return ask_pictures(name, make(), **sizes)
+
+
+def by_copies(make: Callable[[], Path], **sizes: Any) -> dict[str, Any]:
+    """Tokens and their log-probabilities from an engine of several cores."""
+    return asyncio.run(_of_copies(make(), sizes))
+
+
+async def _of_copies(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
+    args = AsyncEngineArgs(
+        model=str(folder), skip_tokenizer_init=True, **WISHES | {"cpu_threads": 4}, **sizes
+    )
+    engine = AsyncLLM.from_engine_args(args)
+    try:
+        return dict(await asyncio.gather(*(_answer(engine, each) for each in asked())))
+    finally:
+        engine.shutdown()
+
+
+async def _answer(engine: AsyncLLM, request: EngineCoreRequest) -> tuple[str, Any]:
+    params = request.params
+    assert isinstance(params, SamplingParams)
+    params.seed, params.logprobs, params.output_kind = request.seed, 2, RequestOutputKind.FINAL_ONLY
+    name, prompt = f"{request.handle}", {"prompt_token_ids": request.prompt_token_ids}
+    async for output in engine.generate(prompt, params, name):
+        last = output
+    [completion] = last.outputs
+    columns = [{t: p.logprob for t, p in each.items()} for each in completion.logprobs or ()]
+    return name, (completion.token_ids, columns)
+
+
+def cells(root: Path) -> Iterator[Cell]:
+    """All cells. Their files are written when one of them is asked."""
     for name, (family, shape, wishes) in MODELS.items():
-        folder = make_checkpoint(root / name.replace(" ", "-"), shape, family, dtype="float32")
+        make = cache(partial(made, root, name, shape, family))
         for top, more in ON_TOP.items():
             if top == "few blocks" and family == "gemma2":  # layers with and without a window
                 more = {"num_gpu_blocks_override": 40}
-            yield f"{name} {top}".strip(), folder, asked(), wishes | more
+            yield of_requests(f"{name} {top}".strip(), make, asked, wishes | more)
         if name == "llama float32":
             wishes = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
-            yield f"{name} adapters", folder, adapted(root, folder), wishes
+            given = partial(adapted, root)
+            yield of_requests(f"{name} adapters", make, given, wishes)
+            yield Cell(f"{name} copies", partial(by_copies, make), COPIES)
         if name == "mixtral float32":
             wishes = {"enable_expert_parallel": True}
-            yield f"{name} experts spread", folder, asked(), wishes
+            yield of_requests(f"{name} experts spread", make, asked, wishes)
+            wishes = {"enable_return_routed_experts": True}
+            yield of_requests(f"{name} experts recorded", make, asked, wishes)
+            yield Cell(f"{name} copies", partial(by_copies, make), COPIES)
+            yield Cell(f"{name} copies that share experts", partial(by_copies, make), SPREAD)
+    yield from formats(root)
     for name in MIXERS:
-        write(HOSTILE[name], root / name)
-        yield f"hostile {name}", root / name, of_hostile(), {"num_gpu_blocks_override": 150}
-    yield "embedded, grammars", None, constrained(), {}
-    yield "embedded, grammars, drafts", None, constrained(), {"speculative_config": _DRAFTS}
+        make = cache(partial(hostile, root, name))
+        yield of_requests(f"hostile {name}", make, of_hostile, {"num_gpu_blocks_override": 150})
+    yield from networks(root)
+    for name in PICTURES:
+        make = cache(partial(spoken, root, name))
+        yield Cell(f"pictures {name}", partial(with_pictures, name, make), SIZES)
+    for name in ("bert-relu", "T5EncoderModel", "qwen3"):
+        encoder = cache(partial(make_encoder, ENCODERS[name], root / f"encoder-{name}"))
+        # prompts that see themselves are not cut, and keep nothing
+        whole = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": None}
+        yield pooled(name, partial(prompts_of_encoder, encoder), whole)
+    causal = cache(partial(made, root, "causal", _FOUR, "qwen3"))
+    yield pooled("qwen3, causal", lambda: (causal(), [r.prompt_token_ids for r in asked()]), {})
+    for name, shape in (("six", _SIX), ("nine", _NINE)):
+        make = cache(partial(made, root, f"{name} heads", shape, "llama"))
+        for top, more in ON_TOP.items():
+            yield of_requests(f"{name} heads {top}".strip(), make, asked, more, OTHER_SIZES)
+    for top, more in (("", {}), (", drafts", {"speculative_config": _DRAFTS})):
+        yield embedded_cell(f"grammars{top}", more)
+    drafts = {"method": "eagle3", "model": embedded.draft_head(), "num_speculative_tokens": 3}
+    wishes = {"speculative_config": drafts}
+    yield embedded_cell("draft head", wishes)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cells whose name has this word")
+    parser.add_argument("--list", action="store_true", help="name the cells, and start nothing")
     args = parser.parse_args()
     logging.disable(logging.ERROR)
     bad = 0
     with tempfile.TemporaryDirectory() as root:
-        for name, folder, given, wishes in cells(Path(root)):
-            if not any(args.only in f"{name}, {size}" for size in SIZES):
-                continue
-            right = served(folder, given, **wishes)
-            for size, sizes in SIZES.items():
-                if args.only not in f"{name}, {size}":
-                    continue
-                start = time.perf_counter()
-                try:
-                    found = served(folder, given, **wishes, **sizes)
-                except EngineError as error:
-                    print(f"{name}, {size}: refused: {str(error)[:120]}", flush=True)
-                    continue
-                seconds = time.perf_counter() - start
-                has_own = folder is not None and not promised(folder, **wishes, **sizes)
-                kind = "its own bits, twice the same" if has_own else "same bits"
-                expected = served(folder, given, **wishes, **sizes) if has_own else right
-                is_same = same_bits(found, expected)
-                bad += not is_same
-                print(
-                    f"{name}, {size}: {kind if is_same else 'DIFFERENT'}, "
-                    f"{found.num_accepted} drafts right, {found.num_preemptions} preemptions, "
-                    f"{seconds:.1f} s",
-                    flush=True,
-                )
+        for cell in cells(Path(root)):
+            wanted = [size for size in cell.sizes if args.only in f"{cell.name}, {size}"]
+            if args.list:
+                print(*(f"{cell.name}, {size}" for size in wanted), sep="\n")
+            elif wanted:
+                bad += compare(cell, wanted)
     return 1 if bad else 0
+
+
+def compare(cell: Cell, sizes: list[str]) -> int:
+    """Run a cell with one rank and with each of the sizes; returns how many differ."""
+    right, bad = cell.ask(), 0
+    for size in sizes:
+        wishes, start = cell.sizes[size], time.perf_counter()
+        try:
+            found = cell.ask(**wishes)
+        except EngineError as error:
+            print(f"{cell.name}, {size}: refused: {str(error)[:120]}", flush=True)
+            continue
+        seconds = time.perf_counter() - start
+        has_own = cell.has_own(**wishes)
+        kind = "its own bits, twice the same" if has_own else "same bits"
+        is_same = same(found, cell.ask(**wishes) if has_own else right)
+        bad += not is_same
+        print(
+            f"{cell.name}, {size}: {kind if is_same else 'DIFFERENT'}{noted(found)}, "
+            f"{seconds:.1f} s",
+            flush=True,
+        )
+    return bad
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two answers are equal to the last bit, and not empty."""
+    if isinstance(one, Served):
+        return bool(one.tokens or one.pooled) and same_bits(one, other)
+    return bool(one) and one == other
+
+
+def noted(found: Any) -> str:
+    """What became of drafts and rows."""
+    if not isinstance(found, Served):
+        return ""
+    return f", {found.num_accepted} drafts right, {found.num_preemptions} preemptions"
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ def test_ray_runs_one_worker_as_it_runs_many(folder):
 @pytest.mark.parametrize(
     "wish",
     [
-        {"enable_return_routed_experts": True, "pipeline_parallel_size": 2},
         {"decode_context_parallel_size": 2},
     ],
     ids=str,

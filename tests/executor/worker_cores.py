@@ -10,7 +10,7 @@ from quire import EngineArgs, SamplingParams
 from quire.engine.core.builder import core_over, worker_config
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.executor.uniproc import open_uniproc
-from quire.step.columns import PromptLogprobs
+from quire.step.columns import PooledOutput, PromptLogprobs, RoutedExperts
 from tests.support.output_parts import of_kind
 from tests.support.simulation import invariants
 
@@ -56,13 +56,16 @@ def requests(count=7, max_tokens=9):
 
 @dataclass
 class Served:
-    """Tokens, log-probabilities in the order of the tokens, and endings, by handle; how many drafts
-    were right, and how often a request lost its row.
+    """Tokens, log-probabilities in the order of the tokens, pooled prompts, recorded experts by
+    position, and endings, by handle; how many drafts were right, and how often a request lost its
+    row.
     """
 
     tokens: dict = field(default_factory=dict)
     logprobs: dict = field(default_factory=dict)
     prompts: dict = field(default_factory=dict)
+    pooled: dict = field(default_factory=dict)
+    experts: dict = field(default_factory=dict)
     ends: dict = field(default_factory=dict)
     num_accepted: int = 0
     num_preemptions: int = 0
@@ -87,6 +90,10 @@ def serve(core, given=None):
             for place, values, count in columns:
                 found.logprobs.setdefault(handles[place], []).append(values[:count])
         found.prompts |= {one.handle: one.values for one in of_kind(PromptLogprobs, out)}
+        found.pooled |= {one.handle: one.values for one in of_kind(PooledOutput, out)}
+        for one in of_kind(RoutedExperts, out):
+            of_tokens = enumerate(one.values.tolist(), one.first)
+            found.experts.setdefault(one.handle, {}).update(of_tokens)
         found.ends |= {one.handle: one for one in out.finished}
     invariants.check_idle(core.scheduler)
     found.num_preemptions = core.scheduler.counters.num_preemptions
@@ -94,9 +101,15 @@ def serve(core, given=None):
 
 
 def same_bits(one, other):
-    """Whether tokens and log-probabilities are equal to the last bit."""
-    return one.tokens == other.tokens and all(
+    """Whether tokens, log-probabilities and what was pooled are equal to the last bit, and the
+    recorded experts.
+    """
+    return (one.tokens, one.experts) == (other.tokens, other.experts) and all(
         mine.keys() == theirs.keys()
         and all(np.array_equal(mine[handle], theirs[handle]) for handle in mine)
-        for mine, theirs in ((one.logprobs, other.logprobs), (one.prompts, other.prompts))
+        for mine, theirs in (
+            (one.logprobs, other.logprobs),
+            (one.prompts, other.prompts),
+            (one.pooled, other.pooled),
+        )
     )

@@ -16,6 +16,7 @@ from quire.config.speculation import DraftPlan
 from quire.errors import LoadError, NotBuiltYet
 from quire.executor.platform import Platform
 from quire.executor.worker_config import WorkerConfig
+from quire.models import read_spec
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.later_pass import LaterPass
 from quire.models.drafting.load import (
@@ -142,14 +143,14 @@ def build_heads_drafter(
     )
 
 
-def _facts(
-    config: WorkerConfig, platform: Platform, draft: DraftPlan, target: DecoderModel
-) -> dict[str, Any]:
-    """Arguments of `load_network` besides what it loads."""
+def _facts(config: WorkerConfig, platform: Platform, draft: DraftPlan) -> dict[str, Any]:
+    """Arguments of `load_network` besides what it loads. The layers of the whole target come first
+    in the pool.
+    """
     return {
         "config": draft.hf_config,
         "load_format": _format(config, draft),
-        "first_layer": len(target.spec.memories),
+        "first_layer": len(read_spec(config.model.hf_config, config.model.pooler).memories),
         "max_model_len": config.max_len,
         "dtype": config.torch_dtype,
         "kv_dtype": config.kv_dtype,
@@ -176,7 +177,7 @@ def draft_updates(
 
         if not plans:
             given, named = loading_arguments(
-                network, folder, platform.ops, target, **_facts(config, platform, draft, target)
+                network, folder, platform.ops, target, **_facts(config, platform, draft)
             )
             fixed = read_ids(network, folder, _format(config, draft))
             plans.append(UpdatePlan(model, *given, **named, writer=platform.writer, fixed=fixed))
@@ -192,7 +193,7 @@ def _load(
     draft: DraftPlan,
     target: DecoderModel,
 ) -> DecoderModel:
-    facts = _facts(config, platform, draft, target)
+    facts = _facts(config, platform, draft)
     return load_network(network, Path(draft.folder), platform.ops, target, **facts)
 
 

@@ -43,7 +43,11 @@ class OpenEncoders(NamedTuple):
 
 
 def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel) -> OpenEncoders:
-    """Load the encoders that the model's files have, and take those that the config makes."""
+    """Load the encoders that the model's files have, and take those that the config makes. A later
+    pipeline stage has none, and the same facts about those of the first.
+    """
+    if isinstance(model.spec, Decoder) and not model.spec.embeds:
+        return OpenEncoders({}, [], 0, _media_facts(config, _elsewhere(config, model)))
     encoders, models, num_deep = dict(config.make_encoders(model)), [], 0
     result_width = None
     if has_vision(config.model.hf_config):
@@ -63,11 +67,12 @@ def open_encoders(config: WorkerConfig, platform: Platform, model: RunnableModel
             encoders[IMAGE] = _tiered(config, platform, encoders[IMAGE], vision)
         models.append(LoadedModel(vision, load))
         num_deep = len(vision.spec.deepstack)
+        _check_deep(num_deep, model.spec)
         if vision.spec.pool is not None:
             result_width = vision.spec.width
     if config.model.takes_prompt_embeds or config.model.takes_media_embeds:
         encoders[EMBEDS] = _given(config, platform, num_deep)
-    facts = _media_facts(config, model, encoders)
+    facts = _media_facts(config, {name: one.max_rows for name, one in encoders.items()})
     return OpenEncoders(encoders, models, num_deep, facts, result_width)
 
 
@@ -132,12 +137,34 @@ def _has_spans(ops: Ops) -> bool:
     return isinstance(plan, SpanPlan)
 
 
-def _media_facts(
-    config: WorkerConfig, model: RunnableModel, encoders: Mapping[str, Encoder]
-) -> MediaFacts:
-    if not encoders:
+def _elsewhere(config: WorkerConfig, model: RunnableModel) -> dict[str, int]:
+    """By modality the most rows that an item has, of the encoders that `open_encoders` opens where
+    the first stage is.
+    """
+    found = {name: one.max_rows for name, one in config.make_encoders(model).items()}
+    if has_vision(config.model.hf_config):
+        from quire.models.vision.picture_encoder import IMAGE
+
+        found[IMAGE] = config.max_len
+    if config.model.takes_prompt_embeds or config.model.takes_media_embeds:
+        found[EMBEDS] = ROWS_OF_EMBEDS
+    return found
+
+
+def _check_deep(num_deep: int, spec: object) -> None:
+    """Refuse a first stage without some of the layers that get further rows of pictures."""
+    if isinstance(spec, Decoder) and spec.stage is not None and len(spec.blocks) < num_deep:
+        raise LoadError(
+            f"Pictures enter the first {num_deep} layers of this model, and its first stage has "
+            f"{len(spec.blocks)} of them: give it all, with QUIRE_PP_LAYER_PARTITION."
+        )
+
+
+def _media_facts(config: WorkerConfig, max_rows: Mapping[str, int]) -> MediaFacts:
+    """max_rows: by modality."""
+    if not max_rows:
         return MediaFacts()
-    largest = max(encoder.max_rows for encoder in encoders.values())
-    num_rows = max(config.step_size, largest)
-    rope = rope_of_axes(model.spec) if isinstance(model.spec, Decoder) else None
-    return MediaFacts(tuple(encoders), num_rows, 1 if rope is None else max(rope.axes) + 1)
+    num_rows = max(config.step_size, *max_rows.values())
+    decoder = read_spec(config.model.hf_config, config.model.pooler)
+    rope = rope_of_axes(decoder)
+    return MediaFacts(tuple(max_rows), num_rows, 1 if rope is None else max(rope.axes) + 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from quire.errors import EngineDeadError, NotBuiltYet
+from quire.errors import EngineDeadError
 from quire.executor.platform import open_platform
 from quire.executor.token_outbox import TokenOutbox
 from quire.executor.uniproc import LocalWorkers, take_torch_threads
@@ -21,6 +21,7 @@ from quire.hardware.native import find_native
 from quire.models import read_spec
 from quire.models.cutting.stages import stages_of
 from quire.params import RequestParams
+from quire.runner.forward.stage_output import StageOutput
 from quire.runner.runner import NoTokens, Step
 from quire.step.columns import RunnerOutput
 from quire.step.grammar_mask import GrammarMask
@@ -45,10 +46,10 @@ class StagedExecutor(LocalWorkers):
         while any(step.comes_before(rows) for step in self._unread):
             self._unread[0].settle()
         steps: list[Step | NoTokens] = []
-        states = None
+        before: StageOutput | None = None
         for rank, worker in enumerate(self.workers):
-            step = worker.launch(plan, states, self._outbox.take(rank))
-            states = step.hidden
+            step = worker.launch(plan, before, self._outbox.take(rank))
+            before = step.stage_output
             steps.append(step)
         return StagedStep(plan, steps, self._unread, self._outbox)
 
@@ -118,9 +119,8 @@ class StagedStep:
 
 def open_stages(config: WorkerConfig, sizes: Sequence[int]) -> StagedExecutor:
     """Build the workers of a model in stages of so many layers each. Raises LoadError for a model
-    that cannot be cut so, NotBuiltYet for what is not there with stages.
+    that cannot be cut so.
     """
-    _check(config)
     decoder = read_spec(config.model.hf_config, config.model.pooler)
     stages = stages_of(decoder, sizes)
     native, _ = find_native()
@@ -135,20 +135,3 @@ def open_stages(config: WorkerConfig, sizes: Sequence[int]) -> StagedExecutor:
         restore_threads()
         raise
     return StagedExecutor(workers, restore_threads)
-
-
-def _check(config: WorkerConfig) -> None:
-    """Raise NotBuiltYet for parts of an engine that need all layers in one place."""
-    speculation = config.speculation
-    for option, value, hint in (
-        ("enable_return_routed_experts", config.reports_experts, ""),
-        ("speculative_config", config.sampling.hidden_states is not None, ""),
-        (
-            "speculative_config",
-            speculation is not None and speculation.draft is not None,
-            "Use ngram or suffix, which need no network.",
-        ),
-        ("model_impl", config.model.is_foreign, "Use a model that Quire runs itself."),
-    ):
-        if value:
-            raise NotBuiltYet(option, True, f"The model is cut into stages. {hint}".rstrip())

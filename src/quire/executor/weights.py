@@ -158,7 +158,7 @@ def _arguments(
             group=group,
             stage=stage,
             first_layer=0 if stage is None else memory_places(decoder, stage).start,
-            aux_layers=_aux_layers(config, network),
+            aux_layers=_aux_layers(config, network, stage),
             keeps_experts=config.reports_experts,
             make_placement=_placement_maker(config, platform),
             adapter_room=room,
@@ -234,11 +234,20 @@ def _files(config: WorkerConfig, platform: Platform, group: WorkerGroup | None) 
     }
 
 
-def _aux_layers(config: WorkerConfig, network: DraftNetwork | None) -> tuple[int, ...]:
-    """The layers whose input a pass returns: for what drafts, or for what is written to files."""
+def _aux_layers(
+    config: WorkerConfig, network: DraftNetwork | None, stage: PipelineStage | None
+) -> tuple[int, ...]:
+    """The layers whose input a pass returns: for what drafts, or for what is written to files. Of a
+    stage those that it has, counted from its first.
+    """
+    layers = () if network is None else network.aux_layers
     if config.sampling.hidden_states is not None:
-        return config.sampling.hidden_states.layers
-    return () if network is None else network.aux_layers
+        layers = config.sampling.hidden_states.layers
+    if stage is None:
+        return layers
+    # the output of the last layer has the number of one more, which no other stage has
+    end = stage.last + (stage.last == stage.count)
+    return tuple(layer - stage.first for layer in layers if stage.first <= layer < end)
 
 
 def _placement_maker(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -46,6 +47,7 @@ from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.kv_pool import memories_of, plan_kv_pool
+from quire.models.pooling.spec import PoolerSpec
 from quire.models.spec import Decoder, PipelineStage
 from quire.params import PoolingParams, SamplingParams
 from quire.runner.adapters import AdapterSlots
@@ -102,6 +104,8 @@ def build_worker(
         )
     support = _adapter_support(config)
     network = read_draft_network(config)
+    if stage is not None and stage.last == stage.count and network is not None:
+        stage = replace(stage, lends_table=network.borrows_table)
     room = None if support is None else support.room
     # the files are those of whole models
     stored = None if stage is not None else stored_weights(config, platform, exchange, group)
@@ -111,12 +115,15 @@ def build_worker(
         model = load()
     finally:
         end_preparation()
+    is_last = stage is None or stage.last == stage.count
+    reports = is_last and (group is None or group.rank == 0)
+    samples = config.model.generates and reports
     whole, places = _whole_spec(config, model, group, stage)
     specs = [whole] if network is None else [whole, network.spec]
+    if places is not None and network is not None and samples:
+        own_places, after = len(whole.memories), len(memories_of(specs))
+        places = [*places, *range(own_places, after)]
     kv_cache = _kv_cache(config, specs, platform, places)
-    samples = config.model.generates and (group is None or group.rank == 0)
-    if stage is not None and stage.last < stage.count:
-        samples = False
     encoders = open_encoders(config, platform, model)
     shares_head = isinstance(model, DecoderModel) and model.shares_head
     num_sampled = config.max_sampled if samples or shares_head else 0
@@ -129,8 +136,9 @@ def build_worker(
         follower = TokenFollower(runner.rows, group, forward if shares_head else None)
         runner.register(SamplingParams, follower)
     if config.model.pooler is not None:
-        runner.register(PoolingParams, _pooling_head(runner))
-    _watch(config, runner, kv_cache, is_first=group is None or group.rank == 0)
+        runner.register(PoolingParams, _pooling_head(runner, config.model.pooler))
+    if is_last:
+        _watch(config, runner, kv_cache, whole, writes_states=reports)
     residents = [LoadedModel(model, load, make_checker(config, platform, group)), *encoders.models]
     forwards = [forward]
     if draft is not None:
@@ -191,13 +199,19 @@ def build_worker(
     return worker
 
 
-def _watch(config: WorkerConfig, runner: ModelRunner, kv_cache: KVCache, is_first: bool) -> None:
+def _watch(
+    config: WorkerConfig,
+    runner: ModelRunner,
+    kv_cache: KVCache,
+    spec: AnyDecoder,
+    *,
+    writes_states: bool,
+) -> None:
     """Have the runner's steps followed by what records experts and hidden states."""
     if config.reports_experts:
-        spec = runner.model.spec
         assert isinstance(spec, Decoder), "experts of Quire's own decoder"
         runner.heads.watch(ExpertRecorder(spec, runner.rows, kv_cache, runner.device))
-    if config.sampling.hidden_states is not None and is_first:
+    if config.sampling.hidden_states is not None and writes_states:
         from quire.runner.hidden_states import HiddenStatesRecorder  # few ask for files
 
         runner.heads.watch(HiddenStatesRecorder(config.sampling.hidden_states, runner.rows))
@@ -255,7 +269,7 @@ def _whole_spec(
     model: RunnableModel,
     group: WorkerGroup | None,
     stage: PipelineStage | None,
-) -> tuple[AnyDecoder, range | None]:
+) -> tuple[AnyDecoder, Collection[int] | None]:
     """The spec of the worker's share of all layers, whose pool all stages have, and the places
     among its memories of a stage's own; None: all.
     """
@@ -375,7 +389,10 @@ def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
 
 
 def _kv_cache(
-    config: WorkerConfig, specs: Sequence[AnyDecoder], platform: Platform, places: range | None
+    config: WorkerConfig,
+    specs: Sequence[AnyDecoder],
+    platform: Platform,
+    places: Collection[int] | None,
 ) -> KVCache:
     return KVCache(
         ops=platform.ops,
@@ -431,12 +448,14 @@ def _token_head(
     return head, draft
 
 
-def _pooling_head(runner: ModelRunner) -> RowHead:
+def _pooling_head(runner: ModelRunner, pooler: PoolerSpec) -> RowHead:
     """Make the head of rows that pool."""
     model = runner.model
-    assert isinstance(model, DecoderModel) and model.pooler is not None, "a model that pools"
-    from quire.runner.pooling.pooling_head import PoolingHead  # few models pool
+    assert isinstance(model, DecoderModel), "a model that pools"
+    from quire.runner.pooling.pooling_head import LaterPooling, PoolingHead  # few models pool
 
+    if model.pooler is None:
+        return LaterPooling(pooler)
     results = None if runner.media is None else runner.media.result_of
     return PoolingHead(model, runner.rows, runner.device, runner.adapters, results)
 

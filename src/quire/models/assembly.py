@@ -152,11 +152,8 @@ class Assembly:
         """The first stage; that of a draft network looks tokens up in the `target`'s table where
         it has none.
         """
-        # a later stage has no ids, but a tied head is cut from the embedding's leaf
         if not self._spec.embeds:
-            if self._spec.tie and self._spec.generates:
-                self._table()
-            return StageInput()
+            return self._stage_input()
         if isinstance(self._spec, DraftDecoder):
             own = self._table() if self._spec.inputs.has_embedding else None
             look_up = target if own is None else make_look_up(self._ops, own, 1.0)
@@ -175,20 +172,14 @@ class Assembly:
         if self._spec.embed_width is not None:
             projection = self._make.linear("embed_proj", "embed_proj")
             finish = make_projected(self._ops, finish, projection)
-        # Gemma's scale is a tensor of the model's dtype, so it is rounded; those that are numbers
-        # in a config (Granite) are exact in every dtype in use
-        scale = torch.tensor(self._spec.embed_scale, dtype=self._make.dtype).item()
         table = self._make.adaptable("embed", table, is_table=True)
-        look_up, inputs = make_look_up(self._ops, table, scale), self._spec.layer_inputs
+        look_up, inputs = make_look_up(self._ops, table, self._embed_scale), self._spec.layer_inputs
         stage: Callable[[Tensor, Tensor], Tensor] | None = None
         if inputs is not None:
             from quire.models.feed_forward.layer_inputs import make_layer_inputs
 
             stage = make_layer_inputs(self._make, self._spec, inputs)
-        if (distances := shared_distances(self._spec)) is not None:
-            from quire.models.mixers.relative_scores import make_shared_table
-
-            self._distances = make_shared_table(self._make, distances[1])
+        self._make_distances()
         for number, use in shared_transformers(self._spec).items():
             from quire.models.mixers.shared_transformer import make_shared_weights
 
@@ -205,6 +196,31 @@ class Assembly:
             else:
                 finish = make_entry(self._make, streams)
         return Embedding(self._ops, look_up, positions, types, finish, stage)
+
+    def _stage_input(self) -> StageInput:
+        """The first part of a later stage, which has no ids; but a tied head is cut from the
+        embedding's leaf, and a network that drafts looks its tokens up there.
+        """
+        look_up = None
+        if self._spec.has_table:
+            table = self._table()
+            if self._spec.lends_table:
+                look_up = make_look_up(self._ops, table, self._embed_scale)
+        self._make_distances()
+        return StageInput(look_up)
+
+    def _make_distances(self) -> None:
+        if (distances := shared_distances(self._spec)) is not None:
+            from quire.models.mixers.relative_scores import make_shared_table
+
+            self._distances = make_shared_table(self._make, distances[1])
+
+    @property
+    def _embed_scale(self) -> float:
+        # Gemma's scale is a tensor of the model's dtype, so it is rounded; those that are numbers
+        # in a config (Granite) are exact in every dtype in use
+        scale: float = torch.tensor(self._spec.embed_scale, dtype=self._make.dtype).item()
+        return scale
 
     def axes(self) -> AxisMixer | None:
         """The maker of a step's rotary table; None where positions have one axis."""
@@ -509,6 +525,6 @@ class Assembly:
                 self._make.keep("embed", self._tied_head)
                 return self._tied_head
             self._make.keep("head", self._tied_head)
-        if self._spec.embeds:
+        if self._spec.embeds or self._spec.lends_table:
             self._make.keep("embed.weight", table)
         return table

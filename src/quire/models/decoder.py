@@ -41,6 +41,12 @@ class HiddenStates:
     aux: tuple[Tensor, ...] = ()
     experts: tuple[Tensor, ...] = ()
 
+    def after(self, earlier: HiddenStates) -> HiddenStates:
+        """The same, as the result of a pass that went through the layers of an `earlier` one
+        first.
+        """
+        return HiddenStates(self.last, earlier.aux + self.aux, earlier.experts + self.experts)
+
 
 class DecoderModel(GivenWeights):
     """A decoder with its weights. Layers can be run in pieces (`layers[a:b]`); embedding and head
@@ -108,7 +114,6 @@ class DecoderModel(GivenWeights):
 
     def look_up(self, ids: Tensor) -> Tensor:
         """The embeddings [T, C] of ids [T], scaled; no adapter changes them."""
-        assert not isinstance(self._embedding, StageInput), "a piece without the embedding"
         self._use_slots(None)
         return self._embedding.look_up(ids)
 
@@ -154,11 +159,13 @@ class DecoderModel(GivenWeights):
                 aux.append(x)
             x, h = self._layers[i](x, h, batch)
             if i < len(batch.deep):
-                assert i + 1 < len(self._layers), "the last layer's end has the final norm"
                 # added after the layer's own sum, as the tower's outputs belong to the stream and
                 # not to a part
                 x = self._ops.add(x, batch.deep[i])
-                h = self._layers[i + 1].enter(x)
+                has_next = i + 1 < len(self._layers)
+                assert has_next or not self.spec.is_last, "the last end has the final norm"
+                # a later stage enters its own layers
+                h = self._layers[i + 1].enter(x) if has_next else x
         experts = tuple(self._choices)
         self._choices.clear()
         if stop < len(self._layers):

@@ -67,6 +67,15 @@ class Embedding:
 class StageInput:
     """The first stage of a piece of a decoder: the hidden states of the piece before."""
 
+    def __init__(self, look_up: Callable[[Tensor], Tensor] | None = None) -> None:
+        """`look_up`: as that of `Embedding`, of a piece that lends its table."""
+        self._look_up = look_up
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """The embeddings [T, C] of ids [T]."""
+        assert self._look_up is not None, "a piece without the embedding"
+        return self._look_up(ids)
+
     def __call__(self, batch: Batch) -> Tensor:
         """Return `batch.states` [T, C]."""
         assert batch.states is not None, "a later piece of a decoder reads states"

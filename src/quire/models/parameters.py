@@ -186,7 +186,7 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
         yield from _draft_inputs(d)
         return
     width = d.table_width
-    if d.embeds or (d.tie and d.generates):
+    if d.has_table:
         yield Parameter("embed.weight", (d.vocab, width), "vocab", "embedding")
     if d.learned_positions:
         shape = (d.position_offset + d.learned_positions, width)

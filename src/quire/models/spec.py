@@ -551,7 +551,8 @@ class HyperStreams:
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
     """Layers `first` to `last` - 1 of the `count` layers of a whole decoder: stage `number`.
-    `has_ends` False: what comes before the first layer is left out.
+    `has_ends` False: what comes before the first layer is left out. `lends_table`: it has the
+    embedding's table, for a network that drafts next to it, though its layers read states.
     """
 
     first: int
@@ -559,6 +560,7 @@ class PipelineStage:
     count: int
     number: int = 0
     has_ends: bool = True
+    lends_table: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -609,6 +611,18 @@ class Decoder:
     def embeds(self) -> bool:
         """Whether the first of its layers reads embeddings, not another stage's hidden states."""
         return self.first_layer == 0 and (self.stage is None or self.stage.has_ends)
+
+    @property
+    def has_table(self) -> bool:
+        """Whether it has the embedding's table: to embed or lend, or because its head is tied."""
+        reads_tokens = self.pooler is not None and self.pooler.reads_tokens
+        is_tied = self.tie and (self.generates or reads_tokens)
+        return self.embeds or is_tied or self.lends_table
+
+    @property
+    def lends_table(self) -> bool:
+        """Whether it has the embedding's table for another model alone."""
+        return not self.embeds and self.stage is not None and self.stage.lends_table
 
     @property
     def is_last(self) -> bool:

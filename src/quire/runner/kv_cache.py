@@ -7,7 +7,7 @@ has a view of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +48,7 @@ class KVCache:
         num_blocks: int,
         dtype: torch.dtype,
         send: Callable[[Array], Tensor] = torch.from_numpy,
-        places: range | None = None,
+        places: Collection[int] | None = None,
     ) -> None:
         """`dtype`: that of keys and values. `send`: `Device.send` of the device that has them.
         `places`: the layers of the pool that have their memory here; None: all.

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from quire.errors import NotBuiltYet
 from quire.models.decoder import HiddenStates
@@ -26,6 +25,7 @@ from quire.runner.block_transfers import BlockTransfers
 from quire.runner.devices.device import Array, Device, Fetched
 from quire.runner.encoder_outputs import EncoderOutputs
 from quire.runner.forward.forward import Forward
+from quire.runner.forward.stage_output import StageOutput
 from quire.runner.head import HeadStep, RowHead, Watcher
 from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
@@ -52,14 +52,16 @@ class Step:
         inputs: StepInputs,
         states: HiddenStates,
         parts: Sequence[HeadStep],
+        result: StepResult,
     ) -> None:
+        """`result`: what is known of it so far."""
         self._runner = runner
         self._plan = plan
         self._inputs = inputs
         self._states: HiddenStates | None = states
         self._parts = parts
         self._pending: list[tuple[HeadStep, Fetched]] | None = None
-        self._output = RunnerOutput(runner.empty_result(plan))
+        self._output = RunnerOutput(result)
 
     def sample(self, mask: GrammarMask | None = None) -> None:
         """Compute the rows' results: tokens among those that `mask` allows, and pooled prompts."""
@@ -94,9 +96,9 @@ class Step:
         return any(part.moves_rows for part in self._parts)
 
     @property
-    def hidden(self) -> Tensor | None:
-        """The hidden states [T, C] after the worker's last layer, until `compute`."""
-        return None if self._states is None else self._states.last
+    def stage_output(self) -> StageOutput:
+        """Output for the next stage, until `compute`."""
+        return StageOutput(self._states, self._output.result.failed_encodings)
 
     def advance_unsampled(self) -> None:
         """Advance the rows that do not sample; the others advance with the tokens of the worker
@@ -156,10 +158,14 @@ class NoTokens:
     """A step of a plan without tokens, which only changed rows."""
 
     moves_rows = False
-    hidden = None
 
     def __init__(self, result: StepResult) -> None:
         self._result = result
+
+    @property
+    def stage_output(self) -> StageOutput:
+        """Output for the next stage: no hidden states."""
+        return StageOutput(None, self._result.failed_encodings)
 
     def sample(self, mask: GrammarMask | None = None) -> None:
         """Do nothing: there is nothing to draw."""
@@ -282,13 +288,13 @@ class ModelRunner:
     def launch(
         self,
         plan: StepPlan,
-        hidden: Tensor | None = None,
+        before: StageOutput | None = None,
         tokens: Sequence[NewTokens] = (),
     ) -> Step | NoTokens:
         """Start a step: update the rows, run the model over the plan's tokens.
 
-        `hidden` [T, C]: the hidden states that the stage before has left, where there is one.
-        `tokens`: what rows got in earlier steps, on a worker that does not sample.
+        `before`: the output of the stage before, where there is one. `tokens`: what rows got in
+        earlier steps, on a worker that does not sample.
 
         Until `advance` the rows stay where the tokens start, and K/V is written only after that
         position. So a step that failed can be launched again, whole or in parts. When rows advance
@@ -308,20 +314,23 @@ class ModelRunner:
         if plan.step_id != self._prepared:
             self._prepare(plan)
         if not (plan.decode_rows or plan.chunks):
-            return NoTokens(self.empty_result(plan))
+            return NoTokens(self.empty_result(plan, before))
         if self.media is not None and (errors := self.media.failures(plan, self.rows.num_computed)):
             raise RowFailures(errors)
         inputs = self._batches.build(plan)
         # before the model runs: what the heads send to the device goes with the batch, in one copy
         parts = self.heads.begin(inputs)
-        if hidden is not None:
+        earlier = None if before is None else before.states
+        if earlier is not None:
             assert inputs.batch.states is not None, "the first stage reads ids"
-            inputs.batch.states[: len(hidden)] = hidden
+            inputs.batch.states[: len(earlier.last)] = earlier.last
         self._batches.gather(inputs)
         if self.media is not None:
             self.media.embed(inputs, self.rows.num_computed)
         states = self._forward(inputs.batch, samples_all=inputs.last is None)
-        return Step(self, plan, inputs, states, parts)
+        if earlier is not None:
+            states = states.after(earlier)
+        return Step(self, plan, inputs, states, parts, self.empty_result(plan, before))
 
     def _prepare(self, plan: StepPlan) -> None:
         """Copy and zero blocks, fill slots of adapters and encode media before a step computes:
@@ -336,15 +345,17 @@ class ModelRunner:
         if self.media is not None:
             self.media.change(plan)
         else:
-            assert not plan.encodings, "this runner has no encoders"
+            is_first = self._batches.capacity_batch.states is None
+            assert not (plan.encodings and is_first), "this runner has no encoders"
         if plan.loads or plan.stores:
             assert self.transfers is not None, "this runner has no tier"
             self.transfers.begin(plan)
         self._prepared = plan.step_id
 
-    def empty_result(self, plan: StepPlan) -> StepResult:
-        """The result of a launched step before its ids are known."""
-        failed = [] if self.media is None else [*self.media.failed_in_step]
+    def empty_result(self, plan: StepPlan, before: StageOutput | None = None) -> StepResult:
+        """The result of a launched step before its ids are known; `before`: see `launch`."""
+        failed = [] if before is None else [*before.failed_encodings]
+        failed += [] if self.media is None else self.media.failed_in_step
         return StepResult(plan.step_id, [], failed_encodings=failed)
 
     @torch.inference_mode()

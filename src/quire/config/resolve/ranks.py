@@ -142,26 +142,3 @@ def _check(d: Decisions, *sizes: tuple[str, int | str]) -> None:
     if d.value("enable_expert_parallel"):
         hint = "Cores that share experts have one worker each: leave out one of both."
         raise NotBuiltYet(name, value, hint)
-    if d.args.pipeline_parallel_size > 1:
-        _check_stages(d)
-
-
-def _check_stages(d: Decisions) -> None:
-    speculation = d.args.speculative_config
-    drafts = d.model.drafts
-    pp = d.args.pipeline_parallel_size
-    for is_wanted, option, hint in (
-        (d.value("enable_return_routed_experts"), "enable_return_routed_experts", "Leave it out."),
-        (
-            speculation is not None and drafts is None,
-            "speculative_config",
-            "Hidden states are written by a model in one stage.",
-        ),
-        (
-            drafts is not None and drafts.draft is not None,
-            "speculative_config",
-            "Use ngram or suffix, which need no network.",
-        ),
-    ):
-        if is_wanted:
-            raise NotBuiltYet(option, True, f"The model is cut into {pp} stages. {hint}")

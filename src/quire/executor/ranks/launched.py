@@ -167,11 +167,11 @@ class ExternalLauncherExecutor(LocalWorkers):
         stages = self._connections.stages
         is_launched = is_sent = False
         try:
-            hidden = stages.receive(self._width)
+            before = stages.receive(self._width)
             is_launched = True
-            step = self.worker.launch(plan, hidden, tokens)
+            step = self.worker.launch(plan, before, tokens)
             is_sent = True
-            stages.send(step.hidden)
+            stages.send(step.stage_output)
             return step
         except Exception as error:
             # the next stage waits for states

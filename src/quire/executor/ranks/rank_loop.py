@@ -99,11 +99,11 @@ class RankLoop:
     def _step(self, task: Launch) -> None:
         is_launched = is_sent = False
         try:
-            hidden = self._stages.receive(self._width)
+            before = self._stages.receive(self._width)
             is_launched = True
-            step = self._worker.launch(task.plan, hidden, task.tokens)
+            step = self._worker.launch(task.plan, before, task.tokens)
             is_sent = True
-            self._stages.send(step.hidden)
+            self._stages.send(step.stage_output)
             if not self._place.is_last_stage:
                 self._unsettled[task.serial] = step
                 return

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
+import msgspec
 import torch
 from torch import Tensor
 
 from quire.distributed.worker_group import ExchangeAborted
+from quire.encodable import to_msgpack
 from quire.executor.ranks.link import RankLink
-from quire.processes.codec import Frame
+from quire.models.decoder import HiddenStates
+from quire.processes.codec import Frame, MessageDecoder, buffer_of
+from quire.runner.forward.stage_output import StageOutput
 
 _FAILED, _NOTHING, _STATES = b"failed", b"nothing", b"states"
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Header of a message, whose tensors are the hidden states, `num_aux` auxiliary states, and
+    for each layer with experts its `choices` for each token.
+    """
+
+    failed_encodings: list[bytes]
+    num_aux: int = 0
+    choices: list[int] = []
 
 
 class StageLinks:
@@ -19,42 +34,54 @@ class StageLinks:
 
     def __init__(self, before: RankLink | None, after: RankLink | None, dtype: torch.dtype) -> None:
         self._before, self._after, self._dtype = before, after, dtype
+        self._decoder = MessageDecoder(_Header)
 
-    def receive(self, width: int) -> Tensor | None:
-        """The hidden states [T, width] of the stage before; None: of a step without tokens, or
-        there is no such stage. Raises ExchangeAborted when that stage has failed.
+    def receive(self, width: int) -> StageOutput | None:
+        """Receive the output of the stage before, in states of `width` numbers; None: there is no
+        such stage. Raises ExchangeAborted when that stage has failed.
         """
         if self._before is None:
             return None
         try:
-            kind, data = self._before.receive()
+            kind, *frames = self._before.receive()
         except EOFError as error:
             raise ExchangeAborted("an earlier stage is gone") from error
         if kind == _FAILED:
             raise ExchangeAborted("an earlier stage has failed")
+        header = self._decoder.decode(frames[:1])
         if kind == _NOTHING:
-            return None
-        # copied into memory that may be written, which torch asks for
-        return torch.frombuffer(bytearray(data), dtype=self._dtype).view(-1, width)
+            return StageOutput(None, header.failed_encodings)
+        after_states = 2 + header.num_aux
+        last, *aux = (_tensor(data, self._dtype, width) for data in frames[1:after_states])
+        experts = (
+            _tensor(data, torch.int32, count)
+            for data, count in zip(frames[after_states:], header.choices, strict=True)
+        )
+        states = HiddenStates(last, tuple(aux), tuple(experts))
+        return StageOutput(states, header.failed_encodings)
 
-    def send(self, states: Tensor | None) -> None:
-        """Send hidden states on. Raises ExchangeAborted when the next stage is gone."""
-        if states is None:
-            self._send(_NOTHING, b"")
+    def send(self, output: StageOutput) -> None:
+        """Send this stage's output. Raises ExchangeAborted when the next stage is gone."""
+        if self._after is None:
             return
-        data = states.contiguous().view(torch.uint8).numpy()
-        self._send(_STATES, data.reshape(-1).data)
+        states, failed = output.states, list(output.failed_encodings)
+        if states is None:
+            self._send([_NOTHING, to_msgpack(_Header(failed))])
+            return
+        header = _Header(failed, len(states.aux), [chosen.shape[1] for chosen in states.experts])
+        tensors = (states.last, *states.aux, *states.experts)
+        self._send([_STATES, to_msgpack(header), *map(_frame, tensors)])
 
     def send_failure(self) -> None:
         """Have the next stage fail, too."""
         with suppress(ExchangeAborted):
-            self._send(_FAILED, b"")
+            self._send([_FAILED])
 
-    def _send(self, kind: bytes, data: Frame) -> None:
+    def _send(self, frames: Sequence[Frame]) -> None:
         if self._after is None:
             return
         try:
-            self._after.send([kind, data])
+            self._after.send(frames)
         except (OSError, EOFError) as error:
             raise ExchangeAborted("the next stage is gone") from error
 
@@ -63,3 +90,13 @@ class StageLinks:
         for link in (self._before, self._after):
             if link is not None:
                 link.close()
+
+
+def _frame(tensor: Tensor) -> Frame:
+    data = tensor.contiguous().view(torch.uint8).numpy()
+    return data.reshape(-1).data
+
+
+def _tensor(data: Frame, dtype: torch.dtype, width: int) -> Tensor:
+    # copied into memory that may be written, which torch asks for
+    return torch.frombuffer(bytearray(buffer_of(data)), dtype=dtype).view(-1, width)

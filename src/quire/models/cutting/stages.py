@@ -2,7 +2,7 @@
 stage before has left.
 
 What a stage has is a decoder of its own, with the names that its leaves have in the whole one. The
-first stage embeds, the last one has the final norm and the head. Free of torch.
+first stage embeds, the last one has the final norm and the head or pooler. Free of torch.
 """
 
 from __future__ import annotations
@@ -42,12 +42,8 @@ def cut(decoder: Decoder, stage: PipelineStage) -> Decoder:
     hidden states.
     """
     assert decoder.stage is None and stage.count == len(decoder.blocks)
-    if decoder.pooler is not None:
-        _refuse("it pools, and its head reads what the embedding shares with it")
     if decoder.streams is not None or decoder.layer_inputs is not None:
         _refuse("its layers read several streams, or inputs of their own")
-    if decoder.is_indivisible:
-        _refuse("its attention is not causal")
     own = [
         _moved(block, number, stage.first)
         for number, block in enumerate(decoder.blocks[: stage.last])
@@ -56,7 +52,7 @@ def cut(decoder: Decoder, stage: PipelineStage) -> Decoder:
     _check_choice(own, stage.first)
     piece = replace(decoder, blocks=tuple(own), stage=stage)
     if not piece.is_last:
-        piece = replace(piece, final_norm=None)
+        piece = replace(piece, final_norm=None, pooler=None)
     if not piece.embeds:
         piece = replace(
             piece, learned_positions=0, position_offset=0, embed_norm=None, token_types=0,

@@ -21,6 +21,11 @@ class DraftNetwork:
     ids: str | None = None
 
     @property
+    def borrows_table(self) -> bool:
+        """Whether it looks tokens up in the target's table."""
+        return isinstance(self.spec, DraftDecoder) and not self.spec.inputs.has_embedding
+
+    @property
     def aux_layers(self) -> tuple[int, ...]:
         """The layers of the target whose inputs it reads."""
         return self.spec.inputs.aux_layers if isinstance(self.spec, DraftDecoder) else ()

@@ -106,7 +106,9 @@ def load_model(
         )
         weights.finish()
         if options.stage is not None and model.adapters is not None:
-            model.adapters.add_other_stages(parameters(own))
+            # a table that is here for the head, or for a draft network, embeds nothing
+            here = (name for name in parameters(own) if own.embeds or name != "embed.weight")
+            model.adapters.add_other_stages(here)
         if options.stored is not None:
             options.stored.finish()
         return model

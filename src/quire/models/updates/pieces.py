@@ -34,6 +34,9 @@ def _pieces(d: Decoder) -> Iterator[Decoder]:
     if d.embeds:
         stage = None if has_tied_head else PipelineStage(0, 0, count)
         yield replace(d, blocks=(), final_norm=None, stage=stage)
+    elif d.lends_table and not (d.tie and d.generates):
+        stage = PipelineStage(first, first, count, has_ends=False, lends_table=True)
+        yield replace(_without_entrance(d), blocks=(), final_norm=None, stage=stage)
     for layer, block in enumerate(d.blocks, first):
         stage = PipelineStage(layer, layer + 1, count, has_ends=False)
         yield replace(_without_entrance(d), blocks=(block,), final_norm=None, stage=stage)
@@ -41,7 +44,8 @@ def _pieces(d: Decoder) -> Iterator[Decoder]:
     if has_tied_head and d.final_norm is not None:
         yield replace(_without_entrance(d), blocks=(), stage=PipelineStage(end, end, count))
     elif d.is_last and not has_tied_head:
-        yield replace(_without_entrance(d), blocks=(), stage=PipelineStage(end, end, end))
+        stage = PipelineStage(end, end, end, lends_table=d.lends_table and d.tie)
+        yield replace(_without_entrance(d), blocks=(), stage=stage)
 
 
 def _without_entrance(d: Decoder) -> Decoder:

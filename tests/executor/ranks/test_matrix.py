@@ -1,0 +1,38 @@
+"""Cells of the matrix of ranks: processes that have the bits of one.
+
+`python -m benchmarks.ranks` runs all cells.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from benchmarks.ranks import cells, same
+from quire.hardware.native import find_native
+from tests.executor.test_shared_poolers import some
+
+pytestmark = [
+    pytest.mark.skipif(find_native()[0] is None, reason="ranks exchange by native code"),
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="ranks share memory of Linux"),
+]
+CELLS = {
+    "drafts of eagle3": "tp 2 x pp 2",
+    "mixtral float32 experts recorded": "pp 2",
+    "pictures qwen3_vl": "tp 2 x pp 2",
+    "pooled bert-relu": "pp 2",
+    "format awq": "tp 4",
+    "nine heads drafts": "tp 3",
+    "llama float32 copies": "dp 2 x tp 2",
+    "mixtral float32 copies that share experts": "ep 2",
+}
+
+
+@pytest.mark.parametrize("name", some(CELLS, {"mixtral float32 experts recorded"}))
+def test_a_cell_has_the_bits_of_one_rank(name, tmp_path):
+    """Or where its plan says that it has bits of its own, always these."""
+    (cell,) = (cell for cell in cells(tmp_path) if cell.name == name)
+    sizes = cell.sizes[CELLS[name]]
+    found = cell.ask(**sizes)
+    assert same(found, cell.ask(**sizes) if cell.has_own(**sizes) else cell.ask())
