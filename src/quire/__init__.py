@@ -134,9 +134,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'quire' has no attribute {name!r}{why}")
     if home in sys.modules:  # what makes objects old is for imports, not for every access
         return getattr(importlib.import_module(home), name)
-    from quire.start_up import without_collections
+    from quire.start_up import quick_imports
 
-    with without_collections():
+    with quick_imports():
         if name in _WITH_TORCH:
             from quire.hardware.torch_library import load_torch_ahead
 

@@ -34,7 +34,7 @@ def main(engine_args: dict[str, Any]) -> dict[str, Any]:
     from quire import LLM, EngineArgs, LLMEngine, SamplingParams
     from quire.executor.packed_file import preparation
     from quire.hardware.prepared_memory import prepare
-    from quire.start_up import without_collections
+    from quire.start_up import quick_imports
 
     plan = EngineArgs(**engine_args).create_engine_config()
     planned = time.monotonic()
@@ -42,7 +42,7 @@ def main(engine_args: dict[str, Any]) -> dict[str, Any]:
     parts = dict.fromkeys(STAGES.values(), 0.0)
     for name, part in STAGES.items():
         module_name, function = name.split(".")
-        with without_collections():  # nor do engines collect
+        with quick_imports():  # nor do engines collect
             module = importlib.import_module(f"quire.executor.{module_name}")
         # in the module that calls it: a function that was imported by name is looked up there
         setattr(module, function, _timed(getattr(module, function), parts, part))

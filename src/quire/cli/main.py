@@ -18,7 +18,7 @@ from quire.cli.start_signals import StoppedWhileStarting, start_signals
 from quire.config.args.command_help import meant
 from quire.config.args.command_line import QuireParser
 from quire.file_errors import naming
-from quire.start_up import without_collections
+from quire.start_up import quick_imports
 
 COMMANDS = {
     "generate": "continue a prompt",
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_command(name: str, words: Sequence[str]) -> int:
     """Parse the words of one command and run it; an error becomes a line on stderr."""
     # importing makes many objects, none of which is garbage
-    with without_collections():
+    with quick_imports():
         module = importlib.import_module(f"quire.cli.{name.replace('-', '_')}")
     parser = QuireParser(prog=f"quire {name}", description=module.__doc__)
     module.add_arguments(parser)

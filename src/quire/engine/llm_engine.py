@@ -30,10 +30,11 @@ from quire.engine.wire.control_calls import Utility
 from quire.environment import read_environment
 from quire.executor.packed_file import preparation
 from quire.hardware.prepared_memory import prepare
+from quire.hardware.torch_library import wait_for_torch
 from quire.lora.request import LoRARequest
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.request_options import RequestOptions
-from quire.start_up import without_collections
+from quire.start_up import quick_imports
 
 T = TypeVar("T")
 
@@ -107,8 +108,12 @@ class LLMEngine(EngineAttributes, BlockingControl):
         is_elsewhere = engine_args.data_parallel_backend == "ray"
         if enable_multiprocessing or engine_args.is_copied or is_elsewhere:
             front_end = _launched_front_end(engine_args, stat_loggers)
+        plan = None
+        if front_end is None:
+            with quick_imports():
+                plan = engine_args.create_engine_config()
         return cls(
-            None if front_end else engine_args.create_engine_config(),
+            plan,
             usage_context=usage_context,
             stat_loggers=stat_loggers,
             aggregate_engine_logging=engine_args.aggregate_engine_logging,
@@ -250,12 +255,14 @@ def _front_end_of_one(
     if plan.parallel.mesh.dp > 1:
         return _launched_front_end(plan, stat_loggers, is_log_aggregated)
     prepare(preparation(plan.model, plan.parallel))
-    with without_collections():  # imports go on while the engine is built
+    # imports go on while the engine is built
+    with ThreadPoolExecutor(1) as beside, quick_imports():
+        # reading takes the interpreter's lock, which nobody needs while libraries are loaded
+        tokenizer = beside.submit(read_tokenizer, plan.model)
+        wait_for_torch()
         # imports torch, which a given front end does not need
         from quire.engine.client.inproc import build_client
 
         plan, options = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
-        with ThreadPoolExecutor(1) as beside:  # the core waits for packed weights of large models
-            tokenizer = beside.submit(read_tokenizer, plan.model)
-            client = build_client(plan)
-            return build_front_end(plan, client, stats_options=options, tokenizer=tokenizer)
+        client = build_client(plan)
+        return build_front_end(plan, client, stats_options=options, tokenizer=tokenizer)

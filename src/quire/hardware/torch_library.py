@@ -45,3 +45,12 @@ def load_torch_ahead() -> None:
     if hasattr(os, "register_at_fork"):
         # the child has no such thread: it would wait for its lock, or use half of a library
         os.register_at_fork(before=native.wait_for_libraries)
+
+
+def wait_for_torch() -> None:
+    """Wait for libraries that are being loaded, if there are any. Other threads of Python run
+    meanwhile; in an import that needs the libraries they would not.
+    """
+    native, _ = find_native()
+    if native is not None:
+        native.wait_for_libraries()

@@ -29,7 +29,7 @@ from quire.processes.start_message import (
     preparation_in,
     receive_start,
 )
-from quire.start_up import without_collections
+from quire.start_up import quick_imports
 
 LOG_FORMAT = "({} pid=%(process)d) %(levelname)s %(name)s: %(message)s"
 SERVER_LOG_FORMAT = "%(asctime)s ({}) %(levelname)s %(name)s: %(message)s"
@@ -66,7 +66,7 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
     received: Future[tuple[bytearray, list[int]]] = Future()
     # beside the imports: the settings say what can be prepared meanwhile
     threading.Thread(target=_receive, args=(pipe, received), daemon=True).start()
-    with without_collections():
+    with quick_imports():
         program: ChildProgram[Any] = importlib.import_module(module).PROGRAM
     try:
         data, fds = received.result()
