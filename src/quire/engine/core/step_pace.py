@@ -21,7 +21,15 @@ _BASE_SHARE = 0.25
 prompts say what the base is.
 """
 _FIRST = 128.0
-"""Tokens of the first prompts next to streams, before any prompt was timed."""
+"""The most tokens of the first prompts next to streams, before any prompt was timed."""
+_LATE = 1.2
+"""Multiple of the goal that 99 of 100 steps are to stay below."""
+_LATEST = 2.9
+"""Distance of the 99th percentile from the middle in mean absolute deviations (of a normal
+distribution: 2.33 standard deviations, each of 1.25 of these).
+"""
+_DEVIATION_RATE = 0.05
+"""Share of the deviation's error that each step corrects."""
 _LEAST_READING = 5.0
 """A step is never to be shorter than this multiple of reading the weights: what prompts then pay
 for the reading is a fifth.
@@ -48,6 +56,9 @@ class StepPace:
     decoding requests cost. The coefficients follow each step's error by normalised least mean
     squares (B. Widrow, S. Stearns: Adaptive Signal Processing, 1985, chapter 6), which corrects
     what the step was made of and needs no history.
+
+    On a machine with other work steps of one size take more or less time. The pace learns by how
+    much, and aims below the goal so that few of them are late.
     """
 
     def __init__(self, goal_s: float) -> None:
@@ -63,15 +74,25 @@ class StepPace:
         """The shortest time of a step that only decodes; 0 before the first."""
         self._shortest_rows = 0
         """The rows of that step."""
+        self._deviation = 0.0
+        """Mean absolute deviation of a step's time from the expected one, as a share of it."""
+        self._last_share: float | None = None
+        """The last error as a share of the expected time."""
         self._has_told = False
 
     @property
     def allowance(self) -> PromptAllowance:
         """Bound on the prompts of the next step, if streams wait for it."""
+        seconds = max(0.0, max(self._least_s(), self._aim_s()) - self._base_s)
         if self._token_s is None:
-            return PromptAllowance(_FIRST)
-        seconds = max(0.0, max(self._least_s(), self._goal_s) - self._base_s)
+            # a prompt's token costs no more than a row that decodes, whose step reads the weights
+            rows = seconds / self._shortest_s * self._shortest_rows if self._shortest_s else _FIRST
+            return PromptAllowance(min(rows, _FIRST))
         return PromptAllowance(seconds / self._token_s, self._span_s / _SPAN / self._token_s)
+
+    def _aim_s(self) -> float:
+        """The time that steps are to take in the middle."""
+        return self._goal_s * min(1.0, _LATE / (1.0 + _LATEST * self._deviation))
 
     def _least_s(self) -> float:
         """The least time of a step with prompts."""
@@ -123,9 +144,20 @@ class StepPace:
         assert self._token_s is not None
         expected = self._base_s + self._token_s * tokens + self._span_s * spans
         error = min(seconds, 2 * expected) - expected
+        if expected:
+            self._note_share(error / expected)
         base = _BASE_SHARE * tokens
         share = _RATE * error / math.fsum((base**2, tokens**2, spans**2))
         # a prompt's token costs something, whatever the noise says
         self._token_s = max(self._token_s + share * tokens, self._token_s / 2)
         self._span_s = max(0.0, self._span_s + share * spans)
         self._base_s = max(0.0, self._base_s + share * base)
+
+    def _note_share(self, share: float) -> None:
+        """Learn the deviation from how much errors differ from one step to the next: what they have
+        in common are the coefficients'.
+        """
+        if self._last_share is not None:
+            apart = abs(share - self._last_share) / math.sqrt(2)
+            self._deviation += _DEVIATION_RATE * (apart - self._deviation)
+        self._last_share = share
