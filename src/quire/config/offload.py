@@ -65,7 +65,7 @@ def is_wanted(args: EngineOptions) -> bool:
 
 
 def choose_offload(args: EngineOptions, layers: Sequence[Mapping[str, float]]) -> Offload:
-    """The layers among `layers`, whose products have so many bytes, that the options offload.
+    """Choose the layers that the options offload; `layers` has the bytes of each one's products.
 
     Raises InvalidParameter for names that no layer has, for more than can be offloaded, and for
     options that would save nothing.

@@ -114,7 +114,9 @@ PARTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 """The fields of a plan that are always there and have decisions for fields."""
 
 WHOLE = ("speculation", "adapters", "media")
-"""The fields of a plan that are one decision each; None: there is no such thing."""
+"""The fields of a plan that are one decision each; a None there means that the engine has no such
+part.
+"""
 
 NOT_SHOWN = (
     "hf_config", "generates", "pooler_config", "embedding_size", "lowers_input", "prompts",

@@ -73,33 +73,33 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     quantization_config: dict[str, Any] | None = _MODEL.mapping(
         None,
-        "Which weights are rounded how, by kind and by name: `linear`, `moe` and `head` with one "
+        "Rounding of the weights by kind and by name: `linear`, `moe` and `head` with one "
         "of our values of `quantization` each, or null, which keeps them (absent: what "
         "`quantization` says), `targets` with names of modules or expressions (`re:.*`) and such a "
         "value, and `ignore` with those that are kept. With quantization=online it alone says it.",
     )
     model_impl: str = _MODEL.text(
         "auto",
-        "Whose model code runs: Quire's own (vllm, quire), that of the transformers library with "
-        "Quire's attention and KV cache (transformers), or auto: transformers where Quire has no "
-        "family for the architecture.",
+        "Implementation of the model: Quire's own (vllm, quire), that of the transformers library "
+        "with Quire's attention and KV cache (transformers), or auto: transformers where Quire "
+        "has no family for the architecture.",
         choices=("auto", "vllm", "quire", "transformers"),
         hint="Models of other libraries, as 'terratorch', are not built.",
     )
     runner: str = _MODEL.text(
         "auto",
-        "What the model does: generate texts, or pool prompts into vectors and labels; generate "
+        "Task of the model: generate texts, or pool prompts into vectors and labels; generate "
         "with convert=embed or classify: both. auto: what its files and its architecture are for.",
         choices=("auto", "generate", "pooling", "draft"),
     )
     convert: str = _MODEL.text(
         "auto",
-        "What pooling makes of a model that generates: vectors (embed) or labels (classify). auto: "
-        "vectors, with runner=pooling or a pooling module of sentence-transformers.",
+        "Result of pooling with a model that generates: vectors (embed) or labels (classify). "
+        "auto: vectors, with runner=pooling or a pooling module of sentence-transformers.",
         choices=("auto", "none", "embed", "classify"),
     )
     pooler_config: dict[str, Any] | None = _MODEL.mapping(
-        None, "How a pooling model pools: see docs/pooling.md. None: as its files say."
+        None, "Settings of pooling: see docs/pooling.md. None: as the model's files say."
     )
     language_model_only: bool = _MODEL.flag(
         False, "Serve text alone with a model that takes pictures, too: its encoder is not loaded."
@@ -134,8 +134,8 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     device: str = _MODEL.text(
         "auto",
-        "Where the engine runs: cpu, cuda, or auto: on an NVIDIA GPU that can be used, else on the "
-        "CPU.",
+        "Device of the engine: cpu, cuda, or auto, which is an NVIDIA GPU that can be used, else "
+        "the CPU.",
         choices=("auto", "cpu", "cuda"),
     )
     deterministic: bool = _MODEL.flag(
@@ -154,10 +154,10 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     load_format: str = _LOAD.text(
         "auto",
-        "Where weights come from. auto, hf: safetensors files, else Mistral's own (mistral), else "
-        "pickles of which only tensors are unpickled (pt). mmap: the same, kept in files "
-        "that are mapped, for models larger than memory. sharded_state: what save_sharded_state "
-        "wrote. runai_streamer: safetensors through that package. dummy: chance.",
+        "Source of the weights. auto, hf: safetensors files, else Mistral's own (mistral), else "
+        "pickles of which only tensors are unpickled (pt). mmap: the same, kept in files that are "
+        "mapped, for models larger than memory. sharded_state: what save_sharded_state wrote. "
+        "runai_streamer: safetensors through that package. dummy: chance.",
         choices=(
             *("auto", "hf", "safetensors", "pt", "mistral"),
             *("mmap", "sharded_state", "runai_streamer", "dummy"),
@@ -174,7 +174,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     tokenizer_mode: str = _TOKENS.text(
         "auto",
-        "Which tokenizer files are read. hf: tokenizer.json, vocab.json with merges.txt, or "
+        "Tokenizer files that are read. hf: tokenizer.json, vocab.json with merges.txt, or "
         "tokenizer.model (SentencePiece or tiktoken); mistral: tekken.json or tokenizer.model.v3 "
         "and its like; auto: those of hf where there are some.",
         choices=("auto", "hf", "mistral"),
@@ -239,21 +239,21 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     kv_offloading_backend: str = _MEMORY.text(
         "native",
-        "What copies K/V out of the pool.",
+        "Implementation of the copies of K/V out of the pool.",
         choices=("native", "lmcache"),
     )
     kv_transfer_config: dict[str, Any] | None = _MEMORY.mapping(
         None,
-        "Where K/V is kept outside of the pool: kv_connector OffloadingConnector (or "
+        "Connector that keeps K/V outside of the pool: kv_connector OffloadingConnector (or "
         "SimpleCPUOffloadConnector) with kv_role kv_both, and in kv_connector_extra_config "
         "cpu_bytes_to_use and secondary_tiers (docs/kv_tiers.md); NixlConnector pulls it from "
-        "other engines, MultiConnector uses several, and kv_connector_module_path names the module "
-        "of a class of your own (docs/kv_connectors.md). ExampleHiddenStatesConnector "
-        "with shared_storage_path writes the hidden states of method extract_hidden_states.",
+        "other engines, MultiConnector uses several, and kv_connector_module_path names the "
+        "module of a class of your own (docs/kv_connectors.md). ExampleHiddenStatesConnector with "
+        "shared_storage_path writes the hidden states of method extract_hidden_states.",
     )
     kv_events_config: dict[str, Any] | None = _MEMORY.mapping(
         None,
-        "Where events tell routers what the prefix cache has: enable_kv_cache_events, endpoint, "
+        "Events that tell routers what the prefix cache has: enable_kv_cache_events, endpoint, "
         "replay_endpoint, topic and others (docs/kv_events.md).",
     )
     cpu_offload_gb: float = _MEMORY.number(
@@ -265,13 +265,13 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     offload_group_size: int = _MEMORY.integer(
         0,
-        "Of every so many layers the last ones' weights stay in host memory, and each step copies "
-        "them to the GPU before they are used; 0: none.",
+        "Layers of a group for offloading: the weights of the last ones of each group stay in "
+        "host memory, and each step copies them to the GPU before they are used; 0: no groups.",
         unit="layers",
         minimum=0,
     )
     offload_num_in_group: int = _MEMORY.integer(
-        1, "How many layers of such a group are offloaded.", unit="layers", minimum=1
+        1, "Layers of each group that are offloaded.", unit="layers", minimum=1
     )
     offload_prefetch_step: int = _MEMORY.integer(
         1,
@@ -281,7 +281,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     offload_params: str | Collection[str] | None = _MEMORY.name_set(
         None,
-        "Which weights of offloaded layers stay in host memory, by whole segments of their names: "
+        "Weights of offloaded layers that stay in host memory, by whole segments of their names: "
         "attn, attn.qkv, attn.o, mlp, mlp.up, mlp.down, mlp.experts, mixer. None: all.",
     )
     cpu_threads: int | None = _SCHEDULE.integer(
@@ -311,10 +311,10 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     distributed_executor_backend: str | type | None = _SCHEDULE.text(
         None,
-        "Who runs the workers: 'uni' one worker in its core's process, 'mp' a process for each of "
-        "several, 'external_launcher' the processes that torchrun has started, 'ray' an actor for "
-        "each, on any machine of a Ray cluster, or a class of your own (docs/plugins.md); None: as "
-        "many workers need.",
+        "Executor of the workers: 'uni' one worker in its core's process, 'mp' a process for each "
+        "of several, 'external_launcher' the processes that torchrun has started, 'ray' an actor "
+        "for each, on any machine of a Ray cluster, or a class of your own (docs/plugins.md); "
+        "None: as many workers need.",
         choices=("uni", "mp", "external_launcher", "ray"),
         takes_classes=True,
     )
@@ -328,7 +328,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         flags=("-n",),
     )
     node_rank: int = _SCHEDULE.integer(
-        0, "Which of them this is; the first is 0.", minimum=0, maximum=255, flags=("-r",)
+        0,
+        "Number of this machine among them; the first is 0.",
+        minimum=0,
+        maximum=255,
+        flags=("-r",),
     )
     master_addr: str = _SCHEDULE.text(
         "127.0.0.1", "The first machine's address, as the others reach it."
@@ -365,13 +369,13 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     spare_core: str = _SCHEDULE.text(
         "after_death",
-        "When a spare process waits that takes a dead core's place: it has imported what takes "
+        "Whether a spare process waits to take a dead core's place: it has imported what takes "
         "longest of a start, and holds its memory.",
         choices=("never", "after_death", "always"),
     )
     data_parallel_size_local: int | None = _SCHEDULE.integer(
         None,
-        "How many of them run on this machine; None: all.",
+        "Copies that run on this machine; None: all.",
         unit="cores",
         minimum=0,
         maximum=1024,
@@ -379,14 +383,14 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     data_parallel_start_rank: int | None = _SCHEDULE.integer(
         None,
-        "The first of them on this machine; None: 0.",
+        "Number of the first copy on this machine; None: 0.",
         minimum=0,
         maximum=1023,
         flags=("-dpr",),
     )
     data_parallel_rank: int | None = _SCHEDULE.integer(
         None,
-        "The one of them that this engine is, balanced from outside.",
+        "Number of this copy, where load is balanced from outside.",
         minimum=0,
         maximum=1023,
         flags=("-dpn",),
@@ -403,7 +407,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     data_parallel_backend: str = _SCHEDULE.text(
         "mp",
-        "Who starts the copies: 'mp' this machine, and others with --headless, or 'ray' machines "
+        "Launcher of the copies: 'mp' this machine, and others with --headless, or 'ray' machines "
         "of a Ray cluster (docs/deployment.md).",
         choices=("mp", "ray"),
         flags=("-dpb",),
@@ -454,7 +458,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     scheduling_policy: str = _SCHEDULE.text(
         "fcfs",
-        "Who runs first: in order of arrival, or by priority (lower first).",
+        "Order of requests: by arrival, or by priority (lower first).",
         choices=("fcfs", "priority"),
     )
     scheduler_cls: str | type | None = _SCHEDULE.option(
@@ -502,8 +506,8 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     media_io_kwargs: dict[str, Any] | None = _MEDIA.mapping(
         {},
-        'How files are decoded, by modality: {"image": {"rgba_background_color": [0, 0, 0]}} is '
-        "the colour under transparent pixels, which is white otherwise.",
+        'Settings for decoding files, by modality: {"image": {"rgba_background_color": [0, 0, '
+        "0]}} is the colour under transparent pixels, which is white otherwise.",
         is_optional=True,
     )
     mm_processor_cache_gb: float = _MEDIA.number(
@@ -527,9 +531,10 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     ec_transfer_config: dict[str, Any] | None = _MEDIA.mapping(
         None,
-        "Where outputs of encoders are kept outside of the engine: ec_connector ECExampleConnector "
-        "with the folder shared_storage_path in ec_connector_extra_config, and ec_role, which is "
-        "ec_producer, ec_consumer or ec_both. A class of one's own has ec_connector_module_path.",
+        "Connector that keeps outputs of encoders outside of the engine: ec_connector "
+        "ECExampleConnector with the folder shared_storage_path in ec_connector_extra_config, and "
+        "ec_role, which is ec_producer, ec_consumer or ec_both. A class of one's own has "
+        "ec_connector_module_path.",
     )
     interleave_mm_strings: bool = _MEDIA.flag(
         False,
@@ -584,7 +589,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     per_request_spec_decode_metrics: str = _DRAFTS.text(
         "none",
-        "What became of the drafts of each completion, in its output and in replies: a summary, or "
+        "Report on the drafts of each completion, in its output and in replies: a summary, or "
         "detailed, which adds the numbers of each step.",
         choices=("none", "summary", "detailed"),
     )
@@ -606,7 +611,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     generation_config: str = SAMPLING_AND_OUTPUT.text(
         "auto",
-        "Where default sampling parameters come from: auto is generation_config.json of the "
+        "Source of default sampling parameters: auto is generation_config.json of the "
         "model, vllm (or quire) nothing, anything else a folder.",
     )
     override_generation_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
@@ -617,12 +622,12 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     reasoning_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
         None,
-        "How this model's outputs mark their reasoning, which thinking_token_budget needs: "
+        "Marks of reasoning in this model's outputs, which thinking_token_budget needs: "
         "reasoning_start_str, reasoning_end_str. A server knows it by its --reasoning-parser.",
     )
     otlp_traces_endpoint: str | None = SAMPLING_AND_OUTPUT.text(
         None,
-        "Where OpenTelemetry spans of requests go: http://host:4318/v1/traces, or "
+        "Destination of the OpenTelemetry spans of requests: http://host:4318/v1/traces, or "
         "grpc://host:4317. Needs quire[otel].",
     )
     custom_histogram_buckets: dict[str, list[float]] | None = SAMPLING_AND_OUTPUT.mapping(
@@ -633,9 +638,9 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     profiler_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
         None,
-        "What `start_profile` traces and where to: profiler ('torch'), torch_profiler_dir, "
-        "torch_profiler_with_stack, _use_gzip, _record_shapes, _with_memory, _with_flops, "
-        "delay_iterations, max_iterations. None: nothing can be profiled.",
+        "Scope and folder of the traces of `start_profile`: profiler ('torch'), "
+        "torch_profiler_dir, torch_profiler_with_stack, _use_gzip, _record_shapes, _with_memory, "
+        "_with_flops, delay_iterations, max_iterations. None: nothing can be profiled.",
     )
     io_processor_plugin: str | None = SAMPLING_AND_OUTPUT.text(
         None,
@@ -644,10 +649,10 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     weight_transfer_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
         None,
-        "How a trainer sends new weights: backend, which is 'nccl' (a process group, by gloo on a "
-        "CPU), 'ipc' (memory of this host) or the name of a plugin's; snapshots, whether updated "
-        "weights are kept in files for a core that restarts (docs/weight_updates.md). None: none "
-        "does.",
+        "Transfer of new weights from a trainer: backend, which is 'nccl' (a process group, by "
+        "gloo on a CPU), 'ipc' (memory of this host) or the name of a plugin's; snapshots, "
+        "whether updated weights are kept in files for a core that restarts "
+        "(docs/weight_updates.md). None: none does.",
     )
     worker_cls: str | type = SAMPLING_AND_OUTPUT.text(
         "auto",
@@ -662,7 +667,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     structured_outputs_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
         None,
-        "How structured outputs are generated: backend ('auto', 'guidance' or 'xgrammar'), "
+        "Generation of structured outputs: backend ('auto', 'guidance' or 'xgrammar'), "
         "disable_any_whitespace, disable_additional_properties, reasoning_parser (forms begin "
         "after its reasoning), enable_in_reasoning, "
         "compile_time_s (5), compile_memory_mib (1024), max_cached_grammars (256), prepare.",

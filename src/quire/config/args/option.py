@@ -118,7 +118,7 @@ class OptionGroup:
         return self.option(default, help, Kind.NUMBER, **facts)
 
     def flag(self, default: bool | None, help: str, **facts: Any) -> Any:
-        """True or False."""
+        """A switch: True or False."""
         return self.option(default, help, Kind.FLAG, **facts)
 
     def mapping(self, default: dict[str, Any] | None, help: str, **facts: Any) -> Any:

@@ -65,11 +65,11 @@ class ServerArgs(CommandLineOptions):
         None, "TLS: ciphers in OpenSSL's notation; None: Python's choice."
     )
     keep_alive_timeout_s: float = _LISTEN.number(
-        5.0, "How long an idle connection is kept.", unit="s", above=0
+        5.0, "Time that an idle connection is kept.", unit="s", above=0
     )
     shutdown_timeout: float = _LISTEN.number(
         30.0,
-        "How long running requests may go on after SIGTERM; a second signal ends them at once.",
+        "Time that running requests have after SIGTERM; a second signal ends them at once.",
         unit="s",
         minimum=0,
     )
@@ -101,13 +101,13 @@ class ServerArgs(CommandLineOptions):
         64 * 2**10, "Largest request line and headers that are read.", unit="bytes", minimum=1024
     )
     header_timeout_s: float = _LIMITS.number(
-        20.0, "How long a request line and headers may take to arrive.", unit="s", above=0
+        20.0, "Time that a request line and headers may take to arrive.", unit="s", above=0
     )
     max_body_bytes: int = _LIMITS.size(
         32 * 2**20, "Largest body that is read.", unit="bytes", minimum=1024
     )
     body_timeout_s: float = _LIMITS.number(
-        60.0, "How long a body may take to arrive.", unit="s", above=0
+        60.0, "Time that a body may take to arrive.", unit="s", above=0
     )
     strict_fields: bool = _LIMITS.flag(
         False, "Refuse every field of a body that is not declared, also those without an effect."
@@ -134,13 +134,13 @@ class ServerArgs(CommandLineOptions):
     )
     reader_timeout_s: float = _LIMITS.number(
         120.0,
-        "How long a client may leave a stream unread before it is cut off.",
+        "Time that a client may leave a stream unread before it is cut off.",
         unit="s",
         above=0,
     )
     chat_template_content_format: str = _CHAT.text(
         "auto",
-        "How contents are given to the chat template; auto reads it from the template.",
+        "Form in which the chat template gets contents; auto reads it from the template.",
         choices=("auto", "string", "openai"),
     )
     trust_request_chat_template: bool = _CHAT.flag(
@@ -157,7 +157,7 @@ class ServerArgs(CommandLineOptions):
     response_role: str = _CHAT.text("assistant", "Role of the answering side.")
     tool_call_parser: str = _CHAT.text(
         "auto",
-        "How calls of tools are written in outputs: auto looks at the chat template and takes "
+        "Format of tool calls in outputs: auto looks at the chat template and takes "
         "generic where that shows no tools; none reads no calls.",
     )
     enable_auto_tool_choice: bool = unbuilt(
@@ -165,7 +165,7 @@ class ServerArgs(CommandLineOptions):
     )
     reasoning_parser: str = _CHAT.text(
         "auto",
-        "How reasoning is marked in outputs: auto looks at the chat template, none does not tell "
+        "Format of reasoning in outputs: auto looks at the chat template, none does not tell "
         "it from the answer.",
     )
     exclude_tools_when_tool_choice_none: bool = _CHAT.flag(
@@ -173,7 +173,7 @@ class ServerArgs(CommandLineOptions):
     )
     fingerprint_mode: str = _REPLY.text(
         "full",
-        "What system_fingerprint tells: version and a hash of the plan, the hash, your own text.",
+        "Content of system_fingerprint: version and a hash of the plan, the hash, your own text.",
         choices=("full", "hash", "custom", "none"),
     )
     fingerprint_value: str | None = _REPLY.text(None, "The text of fingerprint_mode custom.")
@@ -213,7 +213,7 @@ class ServerArgs(CommandLineOptions):
     )
     metrics_prefix: str = _LOG.text(
         "vllm:",
-        "What the names at /metrics begin with; dashboards of this field look for vllm:.",
+        "Prefix of the names at /metrics; dashboards of this field look for vllm:.",
         choices=("vllm:", "quire:"),
     )
     middleware: list[str] = unbuilt([], "further middleware", _NO_MIDDLEWARE)

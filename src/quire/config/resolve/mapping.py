@@ -12,7 +12,8 @@ from quire.models.loading.folder_files import AUTOMATIC_FORMATS
 from quire.plugins.tables import LOAD_FORMATS
 
 _DISK_SHARE = 1.1
-"""Of the weights' bytes: a tensor is in a file twice while it is packed."""
+"""Room on the disk, as a share of the weights' bytes: a tensor is there twice while it is packed.
+"""
 
 
 def decide_load_format(d: Decisions) -> None:

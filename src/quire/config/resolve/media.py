@@ -9,7 +9,7 @@ from quire.errors import InvalidParameter
 from quire.models.reading.text_part import has_vision
 
 _OF_PICTURES = ("mm_processor_kwargs", "media_io_kwargs")
-"""Options that say something of pictures alone; all others are bounds, which text keeps."""
+"""Options about pictures alone; all others are bounds, which an engine of text has, too."""
 
 
 def decide_media(d: Decisions) -> None:

@@ -28,9 +28,13 @@ SNAPSHOT_INTERVAL = 1024
 """Tokens of a prompt between snapshots of its recurrent state: what a prefix hit loses at most,
 next to the part that is new."""
 _LARGEST_CPU_SHARE = 0.9
-"""Of the memory that weights and workspace leave, unless gpu_memory_utilization says otherwise."""
+"""Largest share for K/V of the memory that weights and workspace leave on a CPU, unless
+gpu_memory_utilization says otherwise.
+"""
 _GPU_SHARE = 0.9
-"""Of the free memory: what is left is for allocations of others and of the libraries."""
+"""Share of the GPU's free memory that an engine takes; the rest is for other programs and for
+libraries.
+"""
 
 
 def decide_memory(d: Decisions, length: int | None) -> None:

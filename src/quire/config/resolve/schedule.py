@@ -10,7 +10,8 @@ DEFAULT_LENGTH = 2048
 """Tokens of a model whose config.json names no length."""
 _DEFAULT_TOKENS = 4096
 _DEFAULT_TOKENS_SERVING = 2048
-"""On a CPU, where a step of more tokens takes seconds and every stream waits for it."""
+"""Tokens of a step on a CPU that serves: one of more takes seconds, and every stream waits for it.
+"""
 _DEFAULT_TOKENS_GPU = 8192
 _DEFAULT_SEQS = 256
 _STALL_S = 0.25

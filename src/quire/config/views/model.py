@@ -81,12 +81,12 @@ class ModelView(PlanView):
 
     @property
     def hf_text_config(self) -> ConfigJson:
-        """Of it, the part of the language model."""
+        """The part of config.json about the language model."""
         return self.hf_config.get_text_config()
 
     @property
     def architectures(self) -> list[str]:
-        """Those that config.json names."""
+        """Architectures that config.json names."""
         named: list[str] = self.plan.model.hf_config["architectures"]
         return list(named)
 
