@@ -53,7 +53,7 @@ class ServedAdapters:
     models: Sequence[str] = ()
     named: dict[str, ServedAdapter] = field(default_factory=dict)
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
-    """By name, with the number of those that hold it or wait for it."""
+    """Locks by name, each with the number of tasks that hold it or wait for it."""
 
     async def add(self, asked: LoRARequest) -> None:
         """Load an adapter and serve it by its name; `load_inplace` replaces the one of that name.

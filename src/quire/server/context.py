@@ -51,7 +51,7 @@ from quire.step.media import EMBEDS
 from quire.text.tokenizer import Tokenizer
 
 ADAPTER_SLOT = "quire.adapter"
-"""In the state of a request's scope: the LoRARequest of the adapter that it names."""
+"""Key of the LoRARequest of the adapter that a request names, in the state of its scope."""
 
 _MOST_LISTED = 20
 """Names of adapters that a reply lists."""

@@ -95,5 +95,5 @@ async def metrics(server: Server, request: Request) -> Response:
 
 
 async def unserved(server: Server, request: Request) -> Response:
-    """Refused: there are no models for audio."""
+    """Refuse the request: no model for audio is served."""
     return error_response(server.abilities.refusal("API at this path"))

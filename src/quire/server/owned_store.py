@@ -29,8 +29,8 @@ T = TypeVar("T", bound=Owned)
 
 
 class OwnedStore(Generic[T]):
-    """At most `limit` things of `max_bytes` together, the oldest of which make room; one that is
-    not over stays.
+    """Keeps at most `limit` things of `max_bytes` together. The oldest make room; one that is not
+    over stays.
     """
 
     def __init__(self, limit: int = 256, max_bytes: int = 64 * 2**20) -> None:

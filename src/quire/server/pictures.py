@@ -104,8 +104,8 @@ class ChatPictures(PromptPictures):
     def found(
         cls, request: Request, body: MediaFields, prompts: PromptsWithPictures, messages: list[Any]
     ) -> Self | None:
-        """None for messages without pictures. Raises RequestError for pictures that are malformed
-        or too many.
+        """Find the pictures of messages; None where there are none. Raises RequestError for
+        pictures that are malformed or too many.
         """
         texts, given = prompts.taken_out(messages)
         return cls(request, body, prompts, texts, given) if given else None

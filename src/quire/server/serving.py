@@ -27,8 +27,8 @@ from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO, TOKENS_OU
 _MOST_ADMINISTRATORS = 16
 """Connections to the port of the administration, besides streams that are taken over."""
 _TAKEN_SHARE = 4
-"""The part of all connections that such streams may be, each of which is one, where this port is
-another one than that of clients.
+"""Share of all connections that streams taken over may use, one each, where clients have another
+port.
 """
 
 _SWITCH_S = 0.5e-3

@@ -28,7 +28,7 @@ _BEGINNING = 8
 
 
 class TextStart(TaskStart, kw_only=True):
-    """Whose texts. Without a folder there is no tokenizer, and the process only draws."""
+    """The tokenizer of the process. Without a folder there is none, and the process only draws."""
 
     tokenizer_folder: str | None
     mode: str

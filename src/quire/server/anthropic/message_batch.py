@@ -65,7 +65,7 @@ class MessageBatch:
         self.results: dict[str, bytes] = {}
         self._requests = requests
         self.num_bytes = sum(len(request.params) for request in requests)
-        """Of the results, and of the requests that have none yet."""
+        """Bytes of the results, and of the requests that have none yet."""
         now = datetime.now(UTC)
         id = f"msgbatch_{secrets.token_hex(12)}"
         self._url = f"{url}/{id}/results"
@@ -79,7 +79,7 @@ class MessageBatch:
 
     @property
     def id(self) -> str:
-        """The batch's."""
+        """The id of the batch."""
         return self.shown.id
 
     @property

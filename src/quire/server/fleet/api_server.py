@@ -29,7 +29,7 @@ from quire.server.http.listening import ShutdownSignal
 from quire.server.serving import serve
 
 _LAST_STATS_S = 2.0
-"""For the owner to take the last statistics."""
+"""Time that the owner has to take the last statistics, in seconds."""
 
 
 class ApiServerStart(ChildStart, kw_only=True):

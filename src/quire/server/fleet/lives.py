@@ -23,7 +23,7 @@ MAX_SHORT_LIVES = 5
 """Processes that may die in a row before they served for `LONG_LIFE_S`."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 GRACE_S = 10.0
-"""For servers to exit, in addition to the time that requests have."""
+"""Time that servers have to exit, in addition to that of their requests, in seconds."""
 
 
 async def keep_alive(

@@ -74,39 +74,39 @@ class Connections:
         self.note_waiting(connection)
 
     def opened(self, connection: Connection, close: Callable[[], object]) -> None:
-        """It is `close` that ends it now."""
+        """Note that `close` ends the connection from now on."""
         if connection in self._open:
             self._open[connection] = close
 
     def leave(self, connection: Connection) -> None:
-        """It is closed."""
+        """Note that the connection is closed."""
         self._open.pop(connection, None)
         self._has_input.pop(connection, None)
         self.note_busy(connection)
 
     def note_waiting(self, connection: Connection) -> None:
-        """Its client has connected, or has begun a request."""
+        """Note that its client has connected, or has begun a request."""
         self.note_busy(connection)
         self._heads[connection] = self._clock()
 
     def note_head(self, connection: Connection) -> None:
-        """The head of its request has come whole."""
+        """Note that the head of its request is complete."""
         self.note_busy(connection)
         self._bodies[connection] = self._clock()
 
     def note_progress(self, connection: Connection) -> None:
-        """Data came."""
+        """Note that data has come."""
         for waiting in (self._heads, self._bodies):
             if waiting.pop(connection, None) is not None:
                 waiting[connection] = self._clock()
 
     def note_busy(self, connection: Connection) -> None:
-        """Its request has come whole."""
+        """Note that its request is complete."""
         for waiting in (self._heads, self._bodies, self._idle):
             waiting.pop(connection, None)
 
     def note_idle(self, connection: Connection) -> None:
-        """Its request was answered."""
+        """Note that its request was answered."""
         if connection not in self._heads and connection not in self._bodies:
             self._idle[connection] = None
 

@@ -26,7 +26,7 @@ from quire.server.http.connection import Connections, bounded_protocol
 logger = logging.getLogger(__name__)
 
 _FLUSH_S = 5.0
-"""For replies to reach their clients after the last request has ended."""
+"""Time for replies to reach their clients after the last request has ended, in seconds."""
 _BACKLOG = 2048
 _CIPHERS = "TLSv1"  # uvicorn's default, which means OpenSSL's own list
 

@@ -1,4 +1,4 @@
-"""Tools that a server would run itself, such as the search of the web: there are none here."""
+"""Tools that a server would run itself, such as web search. This server runs none."""
 
 from __future__ import annotations
 

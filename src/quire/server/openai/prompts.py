@@ -22,7 +22,7 @@ class MediaOptions(Protocol):
 
 
 _OF_ANY = 2
-"""Weight of any value: as much work as so many characters."""
+"""Weight of a value of any kind: the characters that take as much work."""
 
 
 async def prompt_ids(

@@ -24,8 +24,8 @@ class TextOffsets:
         self._length = 0
 
     def of_prompt(self, text: str) -> list[int]:
-        """Of the prompt's tokens in its text, which lacks special tokens that were put before it
-        and the blank that some tokenizers begin a text with.
+        """Offsets of the prompt's tokens in its text, which lacks special tokens that were put
+        before it and the blank that some tokenizers begin a text with.
         """
         special = frozenset(self._tokenizer.all_special_tokens)
         whole = IncrementalDetokenizer(self._tokenizer, (), skip_special_tokens=False)
@@ -42,8 +42,8 @@ class TextOffsets:
         return offsets
 
     def of_output(self, token_ids: Sequence[int], most: int | None) -> list[int]:
-        """Of the output's next tokens. `most`: where the text ends, once that is known; the tokens
-        of a stop string that is not sent point there.
+        """Offsets of the output's next tokens. `most`: where the text ends, once that is known; the
+        tokens of a stop string that is not sent point there.
         """
         offsets = []
         for token_id in token_ids:

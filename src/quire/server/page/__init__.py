@@ -30,7 +30,7 @@ _SCRIPTS = (
     "dashboard.js",
     "page.js",
 )
-"""In this order, since they share one scope."""
+"""Scripts of the page, in the order in which they run: they share one scope."""
 
 
 _CAN = '<body data-can="generate">'

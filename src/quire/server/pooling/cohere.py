@@ -28,7 +28,7 @@ EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
 
 _OF_ITEM = 8
 _SHIFT = 128
-"""From unsigned bytes to those of `binary`."""
+"""Difference between unsigned bytes and those of `binary`."""
 
 
 class CohereRequest(PooledBody, kw_only=True):

@@ -78,7 +78,9 @@ class InputReader:
 
     @classmethod
     def of(cls, server: Server, request: Request, body: PooledBody) -> InputReader:
-        """For prompts that the model takes. Raises InvalidParameter."""
+        """Make the reader of a request, whose prompts are as long as the model takes. Raises
+        InvalidParameter.
+        """
         max_model_len = server.limits.max_model_len
         side = "right" if server.tokenizer is None else server.tokenizer.truncation_side
         given = body.truncation

@@ -30,7 +30,7 @@ class Conversation:
         self.owner = owner
         self.items: list[dict[str, Any]] = []
         self.num_bytes = 0
-        """Of the items, which are what can be large."""
+        """Bytes of the items, which are the part that can be large."""
         self.is_over = True
         self._most_bytes = min(most_bytes, _MAX_BYTES)
 

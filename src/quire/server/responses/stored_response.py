@@ -41,12 +41,12 @@ class StoredResponse:
 
     @property
     def id(self) -> str:
-        """The response's."""
+        """The id of the response."""
         return self.response.id
 
     @property
     def num_bytes(self) -> int:
-        """Of what was given and of the events."""
+        """Bytes of the request, of the response and of the events."""
         # above the bound the events are dropped
         return self._given_bytes + min(self._event_bytes, _MAX_EVENT_BYTES)
 

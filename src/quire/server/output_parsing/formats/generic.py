@@ -52,6 +52,6 @@ GENERIC = ToolFormat(
     # its marks are braces and fences, which a reasoning has as text
     ends_reasoning=False,
 )
-"""For models whose chat template knows no tools: the form that `quire.text.chat_tools` asks for,
-and others that models write instead of it.
+"""Format for models whose chat template knows no tools: the form that `quire.text.chat_tools` asks
+for, and others that models write instead of it.
 """

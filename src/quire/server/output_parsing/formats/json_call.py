@@ -15,7 +15,7 @@ from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
 NO_DELIMITERS = Delimiters(())
 MAX_STRING_CHARS = 12 * MAX_HEAD_CHARS
-"""Of a key or a name as written, where an escape may take twelve characters."""
+"""The most characters of a key or a name as written; an escape may take twelve of them."""
 STRING = re.compile(rf'"(?:[^"\\]|\\.){{0,{MAX_STRING_CHARS}}}+"', re.DOTALL)
 
 Step = tuple[int, Outcome | None]

@@ -142,7 +142,7 @@ class ValueEnds:
         return bool(self._delimiters.at(text, 0))
 
     def _counts(self, text: str, at: int, delimiter: str) -> bool | None:
-        """None: what has come does not say."""
+        """Whether the delimiter at `at` ends the value; None: what has come does not say."""
         followers = self._followers.get(delimiter)
         if followers is None:
             return True

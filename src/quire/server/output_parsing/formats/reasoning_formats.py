@@ -16,16 +16,18 @@ K2_EFFORTS = ("think", "think_fast", "think_faster")
 THINK = ("<think>",), ("</think>",)
 
 OPTIONAL_THINK = ReasoningFormat("qwen3", *THINK)
-"""For models that can do without: the prompt or the output says so with the opening delimiter."""
+"""Format of models that reason only where the prompt or the output has the opening delimiter."""
 ASSUMED_THINK = ReasoningFormat("deepseek_r1", *THINK, is_assumed=True)
-"""For models that always reason, and may leave out the opening delimiter."""
+"""Format of models that always reason, and may leave out the opening delimiter."""
 KIMI_K2 = ReasoningFormat(
     "kimi_k2", *THINK, is_assumed=True, ends_before=("<|tool_calls_section_begin|>",)
 )
 APPENDED_THINK = ReasoningFormat(
     "minimax_m2_append_think", *THINK, is_assumed=True, stays_in_answer=True
 )
-"""For clients that send an answer back without its `reasoning`, which MiniMax M2 is to see."""
+"""Format that keeps the reasoning in the answer: clients send an answer back without its
+`reasoning`, and MiniMax M2 is to see it.
+"""
 GRANITE_THINKING = ReasoningFormat("granite_thinking_parser", *THINK, trims_answer=True)
 MISTRAL = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",))
 SEED_OSS = ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), is_assumed=True)
