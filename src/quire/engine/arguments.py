@@ -1,4 +1,4 @@
-"""Arguments that programs may pass to an engine and that have one value alone, which is checked."""
+"""Engine arguments that accept a single value, which is checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_REQUESTS = {
 
 
 def require_plan(vllm_config: object) -> EnginePlan:
-    """The plan. Raises InvalidType for anything else."""
+    """Return the argument as a plan. Raises InvalidType for anything else."""
     if not isinstance(vllm_config, EnginePlan):
         raise InvalidType("vllm_config", vllm_config, "it must be an EnginePlan")
     return vllm_config
@@ -56,7 +56,7 @@ def check_clients(addresses: object, count: int, index: int) -> None:
 
 
 def request_ids(given: object) -> list[str]:
-    """The ids in an argument, which is one or several of them. Raises InvalidType."""
+    """Return the ids in an argument that is one id or several. Raises InvalidType."""
     if isinstance(given, str):
         return [given]
     ids: list[Any] = list(given) if isinstance(given, Iterable) else [given]

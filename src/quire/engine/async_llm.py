@@ -258,6 +258,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
             refuse_keywords(unbuilt)
         self._require_alive()
         self._start_handler()
+        # before anything is done for the request, so that a refusal costs microseconds
         self.check_admission(params.n if isinstance(params, SamplingParams) else 1)
         options = RequestOptions(
             arrival_time=arrival_time,

@@ -180,8 +180,9 @@ class ControlVerbs(WorkerVerbs):
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
     ) -> Utility[None]:
-        """Begin a trace of the steps, in a file of `profiler_config`'s folder whose name starts so,
-        after `delay_iterations` steps and of `max_iterations` at most (None: as configured).
+        """Begin a trace of the steps, in a file of `profiler_config`'s folder whose name starts
+        with `profile_prefix`, after `delay_iterations` steps and of `max_iterations` at most (None:
+        as configured).
 
         Raises InvalidParameter without `profiler_config`, ProfilerAlreadyActive.
         """

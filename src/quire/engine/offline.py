@@ -295,7 +295,9 @@ class DeferredInterrupt:
 
 
 def options_of_each(options: BatchOptions, total: int) -> list[RequestOptions]:
-    """Those of each of `total` prompts. Raises InvalidParameter for a list of another length."""
+    """Return the options of each of `total` prompts. Raises InvalidParameter for a list of another
+    length.
+    """
     given = 0 if options.priority is None else options.priority
     priorities = _one_each("priority", given, total)
     adapters = _one_each("lora_request", options.lora_request, total)

@@ -30,7 +30,7 @@ class Refused:
 
 
 class UnbuiltAsyncMethods:
-    """Of `AsyncLLM` alone."""
+    """Methods of `AsyncLLM` alone that are documented and not built."""
 
     checkpoint_prepare = Refused(_SNAPSHOT)
     checkpoint_restore = Refused(_SNAPSHOT)
@@ -41,13 +41,13 @@ class UnbuiltAsyncMethods:
 
 
 class UnbuiltCoreMethods:
-    """Of `EngineCore` alone."""
+    """Methods of `EngineCore` alone that are documented and not built."""
 
     save_tensorized_model = Refused("Use save_sharded_state().")
 
 
 class UnbuiltProcMethods:
-    """Of `EngineCoreProc`."""
+    """Methods of `EngineCoreProc` that are documented and not built."""
 
     run_engine_core = Refused("LLM, AsyncLLM and quire serve start cores, and --headless others.")
 

@@ -166,6 +166,8 @@ class CoreSockets:
             return
         connection.error = error
         connection.waiting.clear()
+        # one that is being added had no requests, and `is_ready` raises its error to whoever adds
+        # it
         if connection.is_admitted:
             self.events.append(error)
         self._calls.fail(connection.engine_index, error)
@@ -195,6 +197,7 @@ class CoreSockets:
     ) -> None:
         """Send a message to a core, at once or when it is ready; nothing is sent to a dead one."""
         connection = self.connections[engine_index]
+        # counted whether it arrives or not, so that what is lost on the way leaves a gap
         connection.num_sent += 1
         header = core_header(kind.value, connection.num_sent, subject)
         frames = [connection.identity, header, *payload]
@@ -306,9 +309,11 @@ class CoreSockets:
 
     def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         found = self._context.socket(kind)
+        # no mark at which a socket drops messages or blocks its sender
         found.set_hwm(0)
         found.linger = 0
         if kind == zmq.ROUTER:
+            # an error instead of silence where the core is not connected
             found.router_mandatory = True
         if self._keys is not None:
             close_to_strangers(found, self._keys)

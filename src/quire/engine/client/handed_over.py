@@ -100,6 +100,7 @@ class HandedOver:
             entry = self._journal.entries.get(handle)
             if entry is None:
                 continue
+            # first: a stream is in one journal at a time
             self._forget(handle)
             self._supervisor.take_back(entry)
         self._announce()

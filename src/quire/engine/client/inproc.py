@@ -101,6 +101,7 @@ class InprocClient(HasCounterparts, WorkerVerbs, BlockingFace):
             except BaseException as error:
                 answer.set_exception(error)
 
+        # a daemon: a call that hangs must not keep the program from its exit
         threading.Thread(target=run, name=utility.method, daemon=True).start()
         wait([answer], max(0.0, deadline - time.monotonic()))
         if not answer.done():

@@ -52,11 +52,13 @@ class JournalEntry:
         """
         adapter = self.request.adapter
         if adapter is not None and self.adapter:
+            # the folder may have other contents by now, with which the output must not go on
             adapter = msgspec.structs.replace(adapter, number=self.adapter)
         yield msgspec.structs.replace(
             self.request,
             adapter=adapter,
             output_token_ids=[*self.request.output_token_ids, *self.output],
+            # pinned: this journal is told of the outputs of this core alone
             data_parallel_rank=engine_index,
             **self.reported,
         )
@@ -144,6 +146,8 @@ class CoreJournal:
             # only one group is sent at a time: if the core dies again, the suspects are known to be
             # among it
             found += self._send(group)
+            # a request that waits for its caller may never clear, and must not hold up the next
+            # group
             self._awaited = {h for h in group if h in self.entries and not self._may_pause(h)}
         if not self._groups and not self._awaited:
             found += self._send(self._later)
@@ -282,6 +286,8 @@ class CoreJournal:
         else:
             # no suspects: what ran well goes on with all others, in the order of arrival
             self._later += cleared
+        # sent, not cleared, and in no step of the dead core: they have shown nothing yet, so they
+        # wait for the end of the search as new requests do
         rest = {*(h for h in sent if h in self._uncleared), *self._later}.difference(untested)
         self._later = [handle for handle in self.entries if handle in rest]
 

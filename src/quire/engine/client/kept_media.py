@@ -25,7 +25,7 @@ class GivenInputs:
         self.nbytes = sum(int(array.nbytes) for array in inputs.values())
 
     def make_inputs(self) -> Future[dict[str, Any]]:
-        """They are there."""
+        """Return the inputs, which are there already."""
         made: Future[dict[str, Any]] = Future()
         made.set_result(self._inputs)
         return made
@@ -38,7 +38,7 @@ class InputsElsewhere:
         self.nbytes = GivenInputs(item.inputs).nbytes
 
     def make_inputs(self) -> NoReturn:
-        """Not here."""
+        """Never called: these inputs are made again elsewhere."""
         raise AssertionError("the process that owns the engine makes inputs again")
 
 
@@ -109,6 +109,7 @@ class KeptMedia:
         if media.is_kept and self.num_bytes + num_bytes <= self._most_bytes:
             self._kept |= new
             self.num_bytes += num_bytes
+            # each once: a picture may stand in a prompt several times
             self.digests[request.handle] = list({item.digest: None for item in media.items})
             for digest in self.digests[request.handle]:
                 self._kept[digest].num_requests += 1

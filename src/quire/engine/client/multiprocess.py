@@ -134,6 +134,7 @@ class SyncMPClient(MPClient, WorkerVerbs, BlockingFace):
 
     def call(self, utility: Utility[T]) -> T:
         self._require_open()
+        # a signal handler that raised in here could lose a message
         with held_back():
             future = self._cores.begin_call(utility)
         deadline = time.monotonic() + (math.inf if utility.timeout_s is None else utility.timeout_s)

@@ -152,8 +152,8 @@ class RemoteCores:
         return engine_index
 
     def _choose(self, request: EngineCoreRequest) -> int:
-        """With one core there is no choice; otherwise the balancer's, or the rank it is pinned
-        to.
+        """Choose the core: the only one, the rank that the request is pinned to, or the balancer's
+        choice.
         """
         pinned = request.data_parallel_rank
         if pinned is None:
@@ -473,6 +473,8 @@ class RemoteCores:
 
     def _on_core_death(self, connection: CoreConnection) -> None:
         """The process of a core has ended: report it, and end the cores of its lock-step group."""
+        # its last messages may still be in the socket: tokens in them were emitted, and are not to
+        # be computed again
         self.sockets.take()
         engine_index = connection.engine_index
         why = connection.kill_reason or connection.reported_error

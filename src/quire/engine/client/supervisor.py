@@ -38,7 +38,7 @@ LONG_LIFE_S = 30.0
 
 RETRY_S = 1.0
 PATIENCE_S = 120.0
-"""For how long a restart is tried again, every `RETRY_S`, for which the system lacks descriptors,
+"""Time for which a restart is tried again, every `RETRY_S`, while the system lacks descriptors,
 memory or process ids. Such tries do not count: they had no chance.
 """
 
@@ -246,6 +246,7 @@ class Supervisor:
                 if outputs is None:
                     break
                 self._note(outputs)
+        # restarts first, since a call is repeated only where all cores run
         self._restart_due()
         self._send_remade()
         self._repeat_calls()
@@ -254,6 +255,7 @@ class Supervisor:
         """The next outputs that have come; empty ones for the death of a core that no request ended
         with. Raises EngineDeadError when no core will be restarted any more.
         """
+        # first: what has come before the end of the engine is still given out
         if self._outputs:
             return self._outputs.popleft()
         self._require_alive()
@@ -309,6 +311,7 @@ class Supervisor:
         try:
             future = self._cores.begin_call(utility)
         except EngineDeadError as error:
+            # no core is left now, but some may be coming back
             self._interrupted.append((utility, answer, error))
         else:
             future.add_done_callback(partial(self._on_answer, utility, answer))
@@ -319,6 +322,8 @@ class Supervisor:
             self._interrupted.append((utility, answer, error))
             return
         if error is None:
+            # also for a caller that is gone: the cores are in that state, and a restarted one must
+            # come to it
             self._control.note(utility, future.result())
         if answer.cancelled():
             return
@@ -419,6 +424,7 @@ class Supervisor:
     def _restart_due(self) -> None:
         """Restart the cores whose pause is over."""
         while self._restart_at and self._error is None:
+            # looked up anew each time: a restart that fails plans another one
             engine_index, when = min(self._restart_at.items(), key=lambda item: item[1])
             if when > self._clock():
                 break

@@ -24,11 +24,12 @@ _FILES = (
 _MOST_REMEMBERED = 1 << 16
 _MOST_ATTEMPTS = 3
 _TICK_NS = 100_000_000
-"""Files that changed as recently as this may change again without a new time of change."""
+"""Resolution of file times: a file that changed within it may change again and keep its time."""
 
 Signature = tuple[tuple[int, ...] | None, ...]
-"""Of each file its inode, size, and when its contents and last anything of it changed; None: there
-is none."""
+"""Inode, size, time of change of the contents and time of change of the inode, of each file; None
+for a missing file.
+"""
 
 
 @dataclass(frozen=True, slots=True)

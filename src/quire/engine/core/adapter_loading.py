@@ -22,7 +22,7 @@ class AdapterLoading:
     def __init__(self, folder: str, wait: Callable[[float], None]) -> None:
         self.folder = folder
         self.future: Future[ReadAdapter] | None = None
-        """None: its turn has not come."""
+        """The result of reading; None until its turn has come."""
         self.is_ready = False
         self.wait = wait
         """Blocks until some folder is read, at most for the given seconds."""
@@ -95,6 +95,7 @@ class FolderReader:
                 self._thread = aside() if self._is_aside else AtOnce()
             self._num_begun += 1
             loading = waiting[0]
+            # by turns, so that neither kind waits until all of the other are read
             if self._num_begun % 2:
                 loading = next((each for each in waiting if each.wanted), loading)
             waiting.remove(loading)

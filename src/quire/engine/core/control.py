@@ -147,6 +147,8 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
         if mode == "abort":
             self._abort_up_to(self._last_before_stop)
         is_frozen = self.scheduler.pause is Pause.ALL
+        # a pause that has frozen everything is not loosened by a later one that would let requests
+        # finish
         self.scheduler.pause = Pause.NEW if mode == "wait" and not is_frozen else Pause.ALL
         future: Future[None] = Future()
         self._waiting.append((future, then))
@@ -211,6 +213,7 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
         self._release(("kv_cache",))
 
     def _release(self, tags: tuple[str, ...], *, keep_weights: bool = False) -> None:
+        # before the memory goes: transfers may still read and write it
         self._forget_cached()
         if tags:
             if "weights" in tags:
@@ -229,6 +232,7 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
         """Forget cached blocks. Returns False while requests hold blocks, unless those may be
         preempted. `reset_connector`: forget what is kept outside of the pool, too.
         """
+        # first: the leases of transfers would make blocks look as if requests used them
         for feature in self.features:
             feature.settle()
             if reset_connector:
@@ -267,6 +271,7 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
             request = self.scheduler.requests.get(handle)
             if request is None:
                 continue
+            # before the abort, which gives the request's blocks back
             for feature in self.features:
                 params = feature.hand_over(request)
                 if params is not None:

@@ -159,6 +159,8 @@ class EngineCore(CoreControl):
         asked = []
         try:
             for feature in concerned:
+                # before the call: `prepare` may fail half-way, and what it took is given back as
+                # well
                 asked.append(feature)
                 feature.prepare(own, request)
             self.scheduler.add(own)
@@ -190,7 +192,7 @@ class EngineCore(CoreControl):
         return self._constrained_masks(plan, launched)
 
     def _concerned(self, message: EngineCoreRequest) -> list[CoreFeature]:
-        """The features that a request concerns: nearly none concerns any."""
+        """The features that concern a request: none, for nearly all requests."""
         params = message.params
         found = {
             feature: None
@@ -248,6 +250,7 @@ class EngineCore(CoreControl):
         while len(self._steps) < self._depth:
             allowance = None if self._pace is None else self._pace.allowance
             plan = self.scheduler.schedule(self._clock(), allowance)
+            # also without a plan: what waiting requests lack begins to be read here
             for planned in self._planned:
                 planned(plan)
             if plan is None:
@@ -262,10 +265,12 @@ class EngineCore(CoreControl):
             return self.report()
         # the oldest one: results are taken in the order of the plans
         runner_output = self._steps.popleft().result()
+        # before the update, which takes from a connection the blocks that this step could not load
         for completed in self._completed:
             completed()
         now = self._clock()
         if self._pace is not None:
+            # before the update, which forgets the step
             self._pace.note(self.scheduler.in_flight[0], now)
         outputs = self._outputs(self.scheduler.update(runner_output.result, now), runner_output)
         # calls that need a quiet moment (sleep, weights, snapshots) run when their condition holds
@@ -275,7 +280,9 @@ class EngineCore(CoreControl):
         return outputs
 
     def report(self) -> EngineCoreOutputs:
-        """Outputs without a step: how the queues stand, and what has ended without one."""
+        """Outputs without a step: the lengths of the queues, and the requests that ended without
+        one.
+        """
         return self._outputs(SchedulerOutput(), None)
 
     def step_with_batch_queue(self) -> EngineCoreOutputs:
@@ -337,6 +344,7 @@ class EngineCore(CoreControl):
             if end.num_nans:
                 self._warn_of_nans(end)
         outputs = EngineCoreOutputs(
+            # copied: in steady decode it is the lane's own list, which later steps use as well
             handles=list(scheduler_output.handles),
             token_ids=list(scheduler_output.token_ids),
             counts=scheduler_output.counts,
@@ -356,7 +364,7 @@ class EngineCore(CoreControl):
         return outputs
 
     def _warn_of_nans(self, end: FinishedRequest) -> None:
-        """A model of NaN fails every request: one warning says so, and another one later."""
+        """Log a warning, at most once in `_WARN_AGAIN_S`: a model of NaN fails every request."""
         now = self._clock()
         if self._warned_of_nans_at is None or now - self._warned_of_nans_at > _WARN_AGAIN_S:
             self._warned_of_nans_at = now
@@ -376,6 +384,7 @@ class EngineCore(CoreControl):
             scheduler.counters.external_queries,
             scheduler.counters.external_hits,
         )
+        # differences, which the front end adds up: its totals outlive a core that is restarted
         since = [now - then for now, then in zip(counted, self._counted, strict=True)]
         self._counted = counted
         queue = len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage
@@ -391,8 +400,8 @@ class EngineCore(CoreControl):
         return stats
 
     def _draft_counts(self) -> tuple[int, list[int]]:
-        """The drafts since the last time: how many, and how often so many of a request's were
-        right.
+        """Drafts verified since the last report: their number, and by n the times that exactly n of
+        a request's drafts in a step were right.
         """
         counters = self.scheduler.counters
         count = counters.num_drafts - self._counted_drafts[0]

@@ -66,6 +66,7 @@ class FaultBoundary:
     def _guarded(self, plan: StepPlan) -> GuardedStep:
         step = GuardedStep(plan, self)
         if self._failed:
+            # the row is another request's from now on
             for row in plan.removed:
                 self._failed.pop(row, None)
             self._leave_out(step, [row for row in _rows(plan) if row in self._failed])

@@ -15,13 +15,15 @@ logger = logging.getLogger(__name__)
 _RATE = 0.5
 """Share of the error that each step corrects."""
 _SPAN = 4096.0
-"""Positions at which a token's attention is one unit: the weights are of one order then."""
+"""Positions that make one unit of attention, so that the three coefficients are of one order of
+magnitude.
+"""
 _BASE_SHARE = 0.25
-"""Weight of the base in the error of a step with prompts, its tokens' being 1: steps without
-prompts say what the base is.
+"""Weight of the base in correcting a step with prompts, where its tokens have 1: the base is learnt
+from steps without prompts.
 """
 _FIRST = 128.0
-"""The most tokens of the first prompts next to streams, before any prompt was timed."""
+"""The most prompt tokens that a step next to streams gets before any prompt has been timed."""
 _LATE = 1.2
 """Multiple of the goal that 99 of 100 steps are to stay below."""
 _LATEST = 2.9
@@ -31,17 +33,17 @@ distribution: 2.33 standard deviations, each of 1.25 of these).
 _DEVIATION_RATE = 0.05
 """Share of the deviation's error that each step corrects."""
 _LEAST_READING = 5.0
-"""A step is never to be shorter than this multiple of reading the weights: what prompts then pay
-for the reading is a fifth.
+"""Shortest step with prompts, as a multiple of the time that reading the weights takes, so that the
+reading is at most a fifth of it.
 """
 _HIDDEN = 0.5
-"""Share of a decoding step up to which its arithmetic is hidden behind reading, which then is the
-whole step. Codes of four bits are read so fast that a few rows are bound by arithmetic, of which
-prompts pay nothing.
+"""Share of a decoding step up to which its arithmetic is hidden by reading the weights, which then
+takes the whole step. Four-bit weights are read so fast that even a few rows are bound by
+arithmetic, and prompts pay none of that.
 """
 _LEAST_PROMPTS = 2.0
-"""A step with prompts is never to be shorter than this multiple of a decoding step either: half of
-its time is that of prompts.
+"""Shortest step with prompts, as a multiple of a decoding step, so that prompts get at least half
+of its time.
 """
 _FORGETTING = 1.01
 """Growth per decoding step of the shortest time of one, so that a slower machine is noticed."""

@@ -66,6 +66,7 @@ class CoreWeights(ABC):
         if self._update:
             raise WeightUpdateError("An update of the weights is open already: finish it first.")
         self._check_awake()
+        # at once: another update must not begin while this one waits for the device
         self._update = "open"
         return self._stop("keep", lambda: self._begin(is_draft))
 
@@ -81,7 +82,7 @@ class CoreWeights(ABC):
             raise
 
     def prepare_weight_update(self) -> int:
-        """All weights have come: check it, and return how many tensors it were."""
+        """Check that all weights have come, and return the number of tensors."""
         self._require("open")
         try:
             counts = self._on_workers("finish_receiving")
@@ -106,6 +107,8 @@ class CoreWeights(ABC):
         self._update, self.refusal = "", None
         if weight_version is not None:
             self.weight_version = weight_version
+        # before anything runs: blocks of the old weights must not be found by requests of the new
+        # ones
         self._weights_changed()
         self._go_on()
 
@@ -133,6 +136,7 @@ class CoreWeights(ABC):
             return
         self._update = ""
         are_mixed = self._on_workers("abandon_update", reason)
+        # some weights are already the new ones, and no request may compute with both
         if any(are_mixed):
             self._on_workers("spoil_weights", reason)
             self._refuse_all(mixture_text(reason))
@@ -197,7 +201,9 @@ class CoreWeights(ABC):
         self._weights_changed()
 
     def _note_worker_changes(self) -> None:
-        """The same where it ran in a worker of another process, which says so when it is asked."""
+        """Note weights that such a method has changed in a worker of another process, which tells
+        when it is asked.
+        """
         count = sum(self._on_workers("count_weight_changes"))
         if count != self._num_weight_changes:
             self._num_weight_changes = count
@@ -240,11 +246,11 @@ BY_NAME: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     ),
     "shutdown_weight_transfer_engine": lambda core, given: core.shutdown_weight_transfer_engine(),
 }
-"""Methods that programs call of workers by `collective_rpc`, and that are the core's here."""
+"""Methods that programs call on workers by `collective_rpc`, and that the core itself has here."""
 
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "init_weight_transfer_engine": ("init_info",),
     "update_weights": ("update_info",),
     "finish_weight_update": ("weight_version", "is_lost"),
 }
-"""Their arguments; `is_lost` is of calls that are replayed."""
+"""Arguments of the methods in `BY_NAME`; `is_lost` comes with replayed calls alone."""

@@ -23,8 +23,8 @@ from quire.runner.sampling import find_logits_processors, make_logits_processors
 
 
 def of_core(plan: EnginePlan, core: int, num_deaths: int = 0) -> EnginePlan:
-    """The plan of a core by its number: of its own workers' CPUs and sockets alone. `num_deaths`:
-    of the cores that had this number before.
+    """The plan of one core, with the CPUs and sockets of its own workers alone. `num_deaths`: how
+    often a core of this number has died before.
     """
     parallel = plan.parallel
     size = parallel.mesh.world_size

@@ -128,6 +128,8 @@ class DPCoordinatorProc:
 
     def _patience_ms(self) -> int:
         limit_s = PUBLISH_S if self._has_news else REPEAT_S
+        # one more: rounded down, a wait would end just before it is due, and be one of 0 ms from
+        # then on
         return max(0, int(1000 * (self._published_at + limit_s - time.monotonic())) + 1)
 
     def _take(self) -> None:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_MINS = 5
 
 MISSED_AFTER_S = 60.0
-"""By then a front end has noticed the death of a core."""
+"""Time after which a front end has certainly noticed the death of a core."""
 ASK_AGAIN_S = 0.25
 BEAT_MS, SILENT_MS = 500, 8500
 """A front end that does not answer for so long is gone: its machine's silence ends the cores after
@@ -163,4 +163,5 @@ def _welcome(
             return welcome
         if not welcome.may_change or time.monotonic() >= end:
             raise EngineError(f"The front end refused: {welcome.refusal}.")
+        # the front end may not have noticed yet that the cores which were here before have died
         time.sleep(ASK_AGAIN_S)

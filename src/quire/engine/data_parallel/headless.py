@@ -84,6 +84,7 @@ def _start(plan: EnginePlan, welcome: Welcome, server_key: bytes) -> CorePool:
     for engine_index, incarnation in zip(
         plan.parallel.data_parallel_ranks, welcome.incarnations, strict=True
     ):
+        # `start` counts on from here, to the number that the front end has given
         pool.incarnations[engine_index] = incarnation - 1
         pool.start(engine_index)
     return pool

@@ -14,7 +14,7 @@ class CustomParams:
     """The `validate_params` of an engine's logits processors, which are classes or names."""
 
     def __init__(self, processors: Sequence[str | type]) -> None:
-        """Raises InvalidParameter for one that cannot be imported, or is none."""
+        """Raises InvalidParameter for one that cannot be imported, or is not a logits processor."""
         # imports torch, which a front end needs for nothing else
         from quire.runner.sampling import find_logits_processors
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EngineAttributes(HasCounterparts):
-    """Of `LLMEngine` and `AsyncLLM`: what they are made of."""
+    """Attributes of `LLMEngine` and `AsyncLLM` that name their parts."""
 
     front_end: FrontEnd[Any]
     _is_logging: bool
@@ -94,7 +94,7 @@ class EngineAttributes(HasCounterparts):
 
     @property
     def io_processor(self) -> None:
-        """None: plugins process data in `LLM.encode` and in a server's /pooling."""
+        """Always None: plugins process data in `LLM.encode` and in a server's /pooling."""
 
     @property
     def renderer(self) -> NoReturn:

@@ -176,7 +176,7 @@ class InputProcessor(HasCounterparts):
         self.embeds = embeds
         """Takes embeddings as prompts; None for an engine that takes none."""
         self.tokenizer = tokenizer
-        """The model's; None for an engine without one."""
+        """The model's tokenizer; None for an engine without one."""
         self.limits = limits
         self.generation = GenerationInputs(tokenizer, limits, seed=seed, forms=forms, custom=custom)
         self._by_kind: dict[type[RequestParams], KindOfInputs] = {}

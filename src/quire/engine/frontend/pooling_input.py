@@ -107,15 +107,15 @@ def _complete_steps(own: PoolingParams, pooler: PoolerSpec) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """At most `limit` tokens are left of a prompt: its last ones where the side that is cut is
-    "left", else its first.
+    """Keeps at most `limit` tokens of a prompt: its last ones where the side to cut is "left", else
+    its first.
     """
 
     limit: int
     side: str
 
     def of(self, ids: list[int]) -> list[int]:
-        """The ids, cut."""
+        """Return the ids, cut to the limit."""
         if len(ids) <= self.limit:
             return ids
         return ids[len(ids) - self.limit :] if self.side == "left" else ids[: self.limit]

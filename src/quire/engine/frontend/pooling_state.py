@@ -22,7 +22,7 @@ class PoolingState:
     __slots__ = ("engine_index", "group", "handle", "times", "values")
 
     max_tokens = None
-    """None are drawn."""
+    """Always 0: no tokens are drawn."""
 
     def __init__(self, handle: int, group: RequestGroup, times: RequestStateStats | None) -> None:
         self.handle, self.group, self.times = handle, group, times

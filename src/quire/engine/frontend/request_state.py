@@ -49,7 +49,7 @@ class RequestGroup:
     lora_request: LoRARequest | None = None
     num_cached_tokens: int | None = None
     is_queued: bool = True
-    """No output has come yet."""
+    """Whether no output has come yet."""
     num_longest: int = 0
     """Tokens of the longest completion that has ended."""
     num_generated: int = 0

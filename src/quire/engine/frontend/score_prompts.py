@@ -58,8 +58,8 @@ def check_uncut(most_read: int) -> None:
 
 
 def paired(first: object, second: object) -> tuple[list[Any], list[Any]]:
-    """The texts of two arguments, of which the first has one for all or one for each of the second.
-    Raises InvalidParameter for other numbers.
+    """Pair the texts of two arguments: the first has one text for all, or one for each text of the
+    second. Raises InvalidParameter for other numbers.
     """
     left, right = _texts("data_1", first), _texts("data_2", second)
     if not left:
@@ -119,7 +119,9 @@ class TextsRead:
         return cls(limits, own, facts.lowers_input)
 
     def cut(self, tokenizer: Tokenizer, text: str, which: int) -> str:
-        """As much of the first or the second text as its first tokens stand for."""
+        """Return the part of the first or the second text that its first `limits[which]` tokens
+        stand for.
+        """
         text = text.lower() if self.lowers else text
         limit = self.limits[which]
         return tokenizer.beginning(text, limit) if limit else text

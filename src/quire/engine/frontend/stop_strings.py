@@ -57,7 +57,7 @@ class StopStringFinder:
 
 def length_of_beginning(text: str, stops: Sequence[str]) -> int:
     """Number of characters at the end of a text that may be the beginning of a stop string: the
-    longest end that is one, but for whole stop strings.
+    longest suffix that is a proper prefix of one.
     """
     longest = 0
     for stop in stops:

@@ -11,13 +11,13 @@ from quire.engine.outputs.prompt_logprobs import PROMPT_LOGPROBS, PROMPT_SCORES
 from quire.engine.outputs.transfer_params import TRANSFER_PARAMS
 
 PLAIN_KINDS = (PROMPT_LOGPROBS, PROMPT_SCORES)
-"""Those of an engine without a plan."""
+"""Kinds of parts that an engine without a plan keeps."""
 
 
 def kinds_of(
     sampling: SamplingPlan, speculation: SpeculationPlan | None, *, has_connector: bool = False
 ) -> tuple[PartKind, ...]:
-    """Those of an engine with these parts of a plan."""
+    """Return the kinds that an engine with these parts of a plan keeps."""
     kinds = [*PLAIN_KINDS]
     if sampling.enable_return_routed_experts:
         kinds.append(EXPERTS)

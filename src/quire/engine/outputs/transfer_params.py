@@ -17,11 +17,11 @@ class OutputTransferParams(KeptPart):
         self._params: dict[str, Any] | None = None
 
     def add(self, part: TransferParams) -> None:
-        """Keep them."""
+        """Keep the params of the part."""
         self._params = part.params
 
     def join(self, shared: SharedOutput) -> None:
-        """Give them to the request; of several completions the first has the word."""
+        """Give them to the request, unless an earlier completion of it has given its own."""
         if self._params is not None and shared.kv_transfer_params is None:
             shared.kv_transfer_params = self._params
 

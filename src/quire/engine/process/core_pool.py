@@ -165,6 +165,7 @@ class CorePool:
             return
         self._spares = self.spares
         if len(self._spares) < self._num_spares():
+            # before the try: one that fails is not repeated at every look
             self._started_at = time.monotonic()
             try:
                 self._spares.append(ChildProcess(CORE_PROGRAM))

@@ -123,6 +123,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             self._say_dead(error)
             return self._exit_code(error)
         finally:
+            # first: `destroy` closes the socket that its thread sends on
             self._vitals.close()
             self._watchdog.close()
             self.core.shutdown()
@@ -196,7 +197,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         return self.core.has_work
 
     def _wait_for_input(self) -> None:
-        """With nothing else to do, wait for a message."""
+        """Wait for a message while there is nothing else to do."""
         if not self._has_more_to_do() and self._deadline is None:
             self._poller.poll()
 

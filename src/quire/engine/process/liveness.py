@@ -39,6 +39,7 @@ class Vitals:
         self._on_end = on_end
         self._folder = folder
         self._is_closed = False
+        # held while a beat is sent: after `close` the thread does not touch its socket any more
         self._beating = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="vitals", daemon=True)
 

@@ -112,6 +112,7 @@ class DPEngineCoreProc(EngineCoreProc):
             if kind != EngineCoreRequestType.START_DP_WAVE.value:
                 continue
             start = self._start.decode(payload)
+            # cores ask again and again, so that a start may come after its wave has ended
             if not self._is_in_wave and start.wave >= self._wave:
                 self._wave, self._is_in_wave = start.wave, True
 
@@ -120,6 +121,7 @@ class DPEngineCoreProc(EngineCoreProc):
             return
         num_rounds = self._lock_step.num_rounds
         super()._turn()
+        # no step was launched, and the others wait for this core in their round
         if self._lock_step.num_rounds == num_rounds:
             if self.core.execute_dummy_batch():
                 self._num_steps += 1
@@ -130,6 +132,7 @@ class DPEngineCoreProc(EngineCoreProc):
     def _end_wave(self) -> None:
         self._wave += 1
         self._is_in_wave = False
+        # one report is enough: a wave ends for all cores in the same round
         if self._message.engine_index == 0:
             self._tell(EngineCoreOutputs(wave_complete=self._wave - 1))
 

@@ -75,6 +75,7 @@ class ApiServerConnection:
         )
 
     def _on_add(self, request: EngineCoreRequest) -> None:
+        # a server that goes wrong must not reach the requests of others
         if request.handle >> CLIENT_SHIFT != self.client_index:
             self.end(request.handle, "the handle is not one of this server")
             return
@@ -100,6 +101,7 @@ class ApiServerConnection:
         self.channel.send(wire.OUTPUTS, outputs)
 
     def _on_abort(self, handles: list[int]) -> None:
+        # of its own alone, as above
         mine = [handle for handle in handles if self.live.pop(handle, None) is not None]
         self._broker.abort(mine)
 
@@ -217,6 +219,7 @@ class CoreBroker:
         self._note_step(outputs)
         for client_index, part in outputs_by_client(outputs).items():
             server = self.servers.get(client_index)
+            # it has exited, and `leave` has aborted its requests
             if server is None:
                 continue
             for end in part.finished:

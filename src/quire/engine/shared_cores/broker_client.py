@@ -126,7 +126,7 @@ class CoreBrokerClient:
         return handle in self._media.digests
 
     def engine_of(self, handle: int) -> int | None:
-        """None: the broker knows."""
+        """Always None: only the broker knows the core."""
         return None
 
     async def get_output(self) -> EngineCoreOutputs:
@@ -235,6 +235,7 @@ class CoreBrokerClient:
         if self._error is None:
             self._error = EngineDeadError(why)
         self._calls.fail(0, EngineError(str(self._error)))
+        # who waits for the cores to open has to see that they never will
         self._opened.set()
         self._announce()
 

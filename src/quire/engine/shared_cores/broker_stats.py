@@ -15,8 +15,8 @@ from quire.observability.metrics import Metric
 
 
 class ApiServerStats(Stats):
-    """Those of one server of several. `refresh` asks the broker for the metrics of all; until the
-    next refresh `metrics` returns these.
+    """Statistics of one of several servers. `refresh` asks the broker for the metrics of all; until
+    the next refresh `metrics` returns these.
     """
 
     def __init__(self, client: CoreBrokerClient) -> None:

@@ -40,7 +40,7 @@ PREFIX = "vllm:"
 """The default prefix of metric names, which existing dashboards expect."""
 
 _SLEEP_STATES = {"awake": None, "weights_offloaded": 1, "discard_all": 2}
-"""The level of each; at level 0 the engine is in none of them."""
+"""Level of each sleep state; at level 0 the engine is in none of them."""
 _ORDER = {name: place for place, name in enumerate(DESCRIPTIONS)}
 
 
@@ -168,7 +168,7 @@ class EngineStats(Stats):
         self._operations.add(note)
 
     async def refresh(self) -> None:
-        """They are always up to date."""
+        """Do nothing: the metrics are always up to date."""
 
     def log(self) -> None:
         for loggers in self._loggers:
@@ -222,7 +222,7 @@ class CoreTotals:
     def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         self.latest = SchedulerStats()
         self.latest_at = 0.0
-        """When the core reported it, by the wall clock."""
+        """Time of the core's latest report, by the wall clock."""
         self._counts: Counts[str] = Counts()
         self._num_ended = dict.fromkeys(FinishReason, 0)
         self._drafts = DraftTotals()

@@ -127,7 +127,7 @@ class LoggingStatLogger(StatLoggerBase):
             logger.info("The KV cache has %s blocks of %s tokens.", count, size)
 
     def log(self) -> None:
-        """At DEBUG when nothing happened since the last line and before it."""
+        """Log a line; at DEBUG where nothing has happened since the last line nor before it."""
         now = self._clock()
         seconds = max(now - self._since, 1e-9)
         num_prompt, num_generated = self._num_prompt, self._num_generated

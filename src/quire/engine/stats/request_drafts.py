@@ -23,7 +23,7 @@ class RequestSpecDecodeMetrics:
 
     @classmethod
     def new(cls, num_spec_tokens: int) -> RequestSpecDecodeMetrics:
-        """Those of a completion that has verified nothing yet."""
+        """Make the counts of a completion that has verified nothing yet."""
         return cls(num_spec_tokens, [0] * (num_spec_tokens + 1))
 
     def observe(self, num_draft_tokens: int, num_accepted: int, detailed: bool = False) -> None:

@@ -26,7 +26,9 @@ class Documented(msgspec.StructMeta):
     """
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
-        """By position the fields are the reference's; by name they may be the base class's own."""
+        """Make a message. Positional fields are those of the reference; fields by name may be the
+        base class's own.
+        """
         if args or not cls.documented.isdisjoint(fields):  # type: ignore[attr-defined]
             return cls.make(*args, **fields)  # type: ignore[attr-defined]
         return cls.make_own(**fields)  # type: ignore[attr-defined]

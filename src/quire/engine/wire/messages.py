@@ -233,7 +233,9 @@ class SpecDecodingStats:
 
     @classmethod
     def of(cls, num_draft_tokens: int, num_accepted: Sequence[int]) -> Self:
-        """From how many times so many drafts were right."""
+        """Make statistics from counts: `num_accepted[n]` times exactly n drafts of a request were
+        right.
+        """
         of_at_least = list(accumulate(reversed(num_accepted)))[::-1]
         return cls(
             num_spec_tokens=len(num_accepted) - 1,

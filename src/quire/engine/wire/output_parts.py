@@ -24,7 +24,7 @@ class FinishReason(enum.IntEnum):
 
 
 FINISH_REASON_STRINGS = tuple(map(str, FinishReason))
-"""Those words, by number."""
+"""Words of the finish reasons, by number."""
 
 
 class EngineCoreEventType(enum.IntEnum):
@@ -39,7 +39,7 @@ class EngineCoreEventType(enum.IntEnum):
 
 @dataclass(slots=True, frozen=True)
 class EngineCoreEvent:
-    """It happened at `timestamp` (seconds, monotonic)."""
+    """An event of a request, at `timestamp` (seconds, monotonic)."""
 
     type: EngineCoreEventType
     timestamp: float

@@ -25,8 +25,8 @@ class CoreFeature:
     """
 
     fields: tuple[str, ...] = ()
-    """The fields of a request or of its parameters of which one makes it concern the feature, if it
-    is not None.
+    """Fields of a request, or of its parameters: the feature concerns a request in which one of
+    them is not None.
     """
     follows_ids = False
     """Whether what the feature does for the next step of a request that concerns it follows from

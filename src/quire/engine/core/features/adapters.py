@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _CHANGED = "its files have changed since the request began"
 _FEW = 64
-"""Requests of which it may be forgotten late that they have ended."""
+"""Ended requests that may stay in `_asked` before they are looked for."""
 
 
 class AdaptersOff(CoreFeature):
@@ -71,11 +71,12 @@ class AdapterStore(CoreFeature):
         self._known = KnownFolders()
         self._ids: OrderedDict[int, AdapterRef] = OrderedDict()
         self._names: OrderedDict[int, str] = OrderedDict()
-        """By number, what the latest request called it."""
+        """Name of each adapter, by its number, in the latest request that had it."""
         self._asked: dict[int, AdapterRef] = {}
-        """By handle, what each request asked for; some that have ended are still there."""
+        """Adapter that each request asked for, by its handle; some ended requests are still there.
+        """
         self._pins: dict[int, str] = {}
-        """By id, the folder that is pinned: its contents, whatever they come to be."""
+        """Pinned folders by adapter id. A pin is for the folder, whatever its contents become."""
         self._reader = FolderReader(workers.read_adapter, is_aside=reads_aside)
         self._failed: list[tuple[int, str]] = []
 
@@ -175,6 +176,7 @@ class AdapterStore(CoreFeature):
         """Keep an adapter in memory, and in a slot once it has one. Requests that can never run by
         it end. Raises RequestError.
         """
+        # an `add` that is not answered yet: the pin is set when the weights are there
         for loading in self._reader:
             if any(ref.id == adapter_id for _, ref in loading.calls):
                 loading.pins.add(adapter_id)

@@ -71,7 +71,7 @@ class KVConnection(CoreFeature):
         self._has_begun = False
         """Whether a load was begun that the worker has not been told of."""
         self._free_at: float | None = None
-        """When blocks of a connector that has failed are free; None: it has not."""
+        """Time at which the blocks of a failed connector become free; None while it works."""
         self._to_load: set[int] = set()
         """Blocks of the requests that the next step loads something for."""
         self._bad: set[int] = set()
@@ -124,6 +124,7 @@ class KVConnection(CoreFeature):
             return
         view.status = RequestStatus.RUNNING
         if count:
+            # all of its blocks: the connector alone knows which of them it fills
             self._to_load.update(block for table in request.block_ids for block in table)
         try:
             blocks = KVCacheBlocks(request.block_ids)
@@ -142,6 +143,7 @@ class KVConnection(CoreFeature):
         if request.handle == self._handed:  # its K/V is wanted, as that of a prompt
             view.status = RequestStatus.FINISHED_LENGTH_CAPPED
         view.keyed_blocks = lambda: self._keyed_blocks(request)
+        # copies: a connector keeps them after the request has given its tables back
         tables = tuple(list(table) for table in request.block_ids)
         try:
             keeps, params = finished(self._connector, view, tables)
@@ -227,6 +229,7 @@ class KVConnection(CoreFeature):
         except Exception:
             self._give_up()
             return
+        # not before: where `begin` fails, these blocks have nothing in them
         self._to_load.clear()
         self._note_bad(bad)
 
@@ -262,6 +265,7 @@ class KVConnection(CoreFeature):
         if self._free_at is None:
             logger.exception("The connector has failed, and is not used any more.")
             self._free_at = time.monotonic() + _SETTLE_S
+        # nobody knows whether these were filled
         self._bad |= self._to_load
         self._to_load.clear()
         self._views.clear()
@@ -328,6 +332,7 @@ class KVConnection(CoreFeature):
         end = max(time.monotonic(), self._free_at or 0.0) + _SETTLE_S
         can_end = self._free_at is None and self._worker.settle()
         while self._connections.num_loading or self._connections.sends:
+            # a step without tokens, in which connectors report what has ended
             self.planned(None)
             if not can_end and time.monotonic() > end:
                 raise EngineError("The connector still moves K/V: blocks cannot be forgotten.")

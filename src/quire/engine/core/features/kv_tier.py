@@ -44,7 +44,7 @@ class SharedIndex:
         """
         self._executor = executor
         self._by_worker: list[dict[str, set[BlockKey]]] = []
-        """By worker, what each medium has."""
+        """Contents of each medium, by worker."""
         self.listeners: list[TierListener] = []
         self._threshold, self._most_seen = threshold, most_seen
         self._seen: OrderedDict[BlockKey, int] = OrderedDict()
@@ -164,6 +164,7 @@ class KVTier(CoreFeature):
     def _forget(self, *, keeps_files: bool) -> None:
         self._end_transfers()
         self._executor.collective_rpc("forget_tier", (keeps_files,), {})
+        # at once: the scheduler must not be told any more of what is gone
         self._take()
 
     def _take(self) -> None:
@@ -197,7 +198,7 @@ class KVTier(CoreFeature):
             self._scheduler.end_transfers(done, failed)
 
     def _end_request_of(self, number: int) -> None:
-        """A load could not be read: its request ends where that is wanted."""
+        """End the request whose load could not be read, under the policy "fail"."""
         handle = self._transfers.loads_for(number) if self._fails else None
         if handle is not None:
             self._ends.append((handle, LOAD_FAILED))

@@ -14,6 +14,8 @@ from quire.scheduling.scheduler import Scheduler
 def plain_features(
     scheduler: Scheduler, media: MediaFacts | None = None
 ) -> tuple[CoreFeature, ...]:
-    """Features that refuse requests that need more than tokens; media: None: there are none."""
+    """Features that refuse requests that need more than tokens. media: None where the model takes
+    none.
+    """
     grammars = ConstrainedOutputs(GrammarCompiler(None), scheduler)
     return grammars, AdaptersOff(), MediaOfPrompts(media or MediaFacts())

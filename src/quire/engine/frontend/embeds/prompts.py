@@ -23,7 +23,7 @@ class EmbeddedPrompts:
         self.width = width
 
     def placed(self, parsed: ParsedPrompt, params: object) -> tuple[list[int], PromptMedia]:
-        """The ids of a prompt, placeholders where embeddings stand, and these. Raises
+        """The ids of a prompt, with placeholders where embeddings stand, and the embeddings. Raises
         RequestErrors.
         """
         given = parsed.embeds

@@ -23,7 +23,7 @@ from quire.text.tokenizer import Tokenizer, encode_prompt
 
 _GRID = "image_grid_thw"
 _NO_TOKEN = -1
-"""In place of the id of a placeholder that is text, which prompts of ids cannot have."""
+"""Stands for the id of a placeholder that is text, which prompts of ids cannot have."""
 
 
 class PicturePrompts(PromptsWithPictures):
@@ -106,7 +106,7 @@ class PicturePrompts(PromptsWithPictures):
         return ExpandedPicture(expanded.text, (len(rows),))
 
     def _positions(self, num_tokens: int, items: Sequence[MediaItem]) -> Any:
-        """Those of all tokens, where they are on three axes."""
+        """Positions of all tokens, in models that have them on three axes."""
         if self._cell is None:
             return None
         grids = []
