@@ -55,7 +55,7 @@ class ConnectedLoad:
 
     def __init__(self, request: Request, num_local: int, connection: Connection) -> None:
         self.request: Request | None = request
-        """None once the request has given it up."""
+        """The request that waits; None once it has given the load up."""
         self.num_local_tokens = num_local
         """The leading tokens that were cached before."""
         self.num_tokens = request.num_hit_tokens

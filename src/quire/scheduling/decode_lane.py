@@ -52,7 +52,9 @@ class DecodeLane:
         self._calendar: dict[int, list[Request]] = {}
         self._cohort: Cohort | None = None
         self._short: dict[int, int] = {}
-        """By row: the drafts of members that may not have all of theirs at this tick."""
+        """Drafts, by row, of the members whose blocks or length do not allow all of theirs at this
+        tick.
+        """
 
     def __contains__(self, request: Request) -> bool:
         return self.members.get(request.row) is request

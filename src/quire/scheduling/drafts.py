@@ -58,7 +58,9 @@ def record_drafts(
 
 
 def _count(asked: Sequence[int], counts: Sequence[int], counters: Counters) -> None:
-    """Count the drafts of rows that got so many tokens (`counts`), where they verified some."""
+    """Count the drafts of the rows that verified some; `counts` are the tokens that each row
+    got.
+    """
     is_right = min(counts) >= 1 and max(map(sub, counts, asked)) <= 1
     assert is_right, "a row gets its right drafts and one token more"
     counters.num_drafts += sum(asked)

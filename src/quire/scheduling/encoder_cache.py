@@ -141,8 +141,8 @@ class EncoderCache:
         return 0 if request.is_whole and end < first + count else end - first
 
     def use(self, request: Request, first: int, count: int) -> None:
-        """Have the request compute so many tokens, no more than `reach` allows: what they need is
-        made by this step, and held.
+        """Have the request compute `count` tokens, at most as many as `reach` allows: the outputs
+        that they need are made by this step, and held.
         """
         found = self._look(request, first, first + count)
         assert found.end == first + count, "tokens without what stands there"

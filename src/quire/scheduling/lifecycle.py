@@ -24,7 +24,7 @@ from quire.scheduling.transfers import Tier, Transfers
 from quire.step.plan import PromptAllowance
 
 _OWN_WEIGHTS = 1 << 63
-"""Plus a request's handle: weights that only this request has."""
+"""Added to a request's handle: the number of weights that this request alone computes with."""
 
 Rank = tuple[float, ...]
 Policy = Callable[[Request], Rank]
@@ -86,10 +86,10 @@ class WaitingQueue:
 
 @dataclass(slots=True)
 class Counters:
-    """Event counts since the start. Prefix hits are counted at a request's first admission, those
-    that were loaded from a tier as external ones: of what the pool had not.
-    `num_drafts` were verified; `num_accepted[n]`: how many times n of those of a request in a step
-    were right.
+    """Event counts since the start. Prefix hits are counted at a request's first admission, and
+    those that were loaded from a tier as external ones, out of the tokens that the pool did not
+    have. `num_drafts` were verified; `num_accepted[n]`: how many times n of those of a request in a
+    step were right.
     """
 
     num_preemptions: int = 0
@@ -212,7 +212,9 @@ class Lifecycle:
                 self.counters.external_hits += hit - local
 
     def uncount_hit(self, request: Request) -> None:
-        """Takes a hit back whose K/V, which the request's first step was to load, has not come."""
+        """Undo the count of a hit whose K/V the request's first step was to load, and which has not
+        come.
+        """
         if request.num_preemptions == 0 and request.num_cached_tokens is not None:
             self.counters.external_hits -= request.num_unloaded_tokens
             request.num_cached_tokens -= request.num_unloaded_tokens

@@ -108,7 +108,7 @@ class Request:
     grammar: OutputGrammar | None = None
     prerequisites: Sequence[Prerequisite] = ()
     queued_time: float = 0.0
-    """When it was added, by the clock of `Scheduler.schedule`."""
+    """Time of `Scheduler.add`, by the clock of `Scheduler.schedule`."""
     adapter: int = 0
     """Number of its LoRA adapter; 0: no adapter. Equal numbers mean equal weights."""
     weights: int = 0
@@ -157,7 +157,7 @@ class Request:
     """Drafts that steps in flight verify; all of them may turn out wrong."""
     num_preemptions: int = 0
     preempted_times: list[float] = field(default_factory=list)
-    """When, by the clock of `Scheduler.schedule`."""
+    """Times of its preemptions, by the clock of `Scheduler.schedule`."""
 
     load: Prerequisite | None = None
     """The load of cached blocks that it waits or has waited for since it last had a row."""
@@ -168,7 +168,7 @@ class Request:
     num_hit_tokens: int = 0
     """Tokens found by the last lookup in the prefix cache, and those that its first step loads."""
     num_unloaded_tokens: int = 0
-    """The last of them, which its first step loads."""
+    """Number of the last tokens of the hit, which its first step loads."""
     writes_source: bool = False
     """Whether its first chunk writes the blocks of its source, which are not cached."""
     source_name: bytes = b""
@@ -180,7 +180,7 @@ class Request:
     """Keys of its blocks of the scheduler's block size, in order."""
     num_published_tokens: int = 0
     num_expired: list[int] = field(default_factory=list)
-    """By group: the number of leading table entries that were released."""
+    """Number of leading table entries that were released, by group."""
     takes_snapshot: bool = False
     """Whether it goes on in the very blocks of the snapshot that it hits, for lack of others."""
     snapshot_ends: list[int] = field(default_factory=list)

@@ -259,7 +259,8 @@ class Scheduler:
 
     def end_encodings(self, done: Sequence[bytes], failed: Mapping[bytes, str]) -> SchedulerOutput:
         """Outputs of encoders, by the digests of their items, are there, or cannot be made, for the
-        reason given; the requests that still need such a one end. Where encodings are deferred.
+        reason given, which ends the requests that still need it. Called only where encodings are
+        deferred.
         """
         out = SchedulerOutput()
         for request in list(self.requests.values()) if failed else ():

@@ -64,7 +64,7 @@ class InFlightStep:
     """Handles whose results in this step no longer count."""
     has_preempted: bool = False
     planned_at: float = 0.0
-    """By the clock of `Scheduler.schedule`."""
+    """Time of the plan, by the clock of `Scheduler.schedule`."""
 
     def failed(self, result: StepResult) -> dict[int, Failure]:
         """Return the failures of this step's rows by handle, of those that are not cancelled."""

@@ -45,7 +45,9 @@ class StepsPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def crowd(self) -> int:
-        """Requests of one caller that keep steps full: while some run, the next ones wait."""
+        """Number of one caller's requests that keeps steps full: twice the rows, half of which
+        wait.
+        """
         return 2 * self.max_num_seqs
 
 

@@ -48,7 +48,7 @@ class TierLoad:
     ) -> None:
         """num_tokens: the leading tokens of the request that are cached once it has ended."""
         self.request: Request | None = request
-        """None once the request has given it up."""
+        """The request that waits; None once it has given the load up."""
         self.num_tokens = num_tokens
         self.num_local_tokens = num_local_tokens
         """The leading tokens that were cached before."""
