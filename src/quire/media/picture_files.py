@@ -118,7 +118,7 @@ def picture_settings(name: str | None, facts: PromptFacts) -> PictureSettings:
 ENCODERS_ALONE = frozenset({"CLIPProcessor", "SiglipProcessor", "Siglip2Processor"})
 """Processors of models whose pictures are not part of a prompt."""
 _USUAL = {"clip": "CLIPProcessor", "siglip": "SiglipProcessor", "siglip2": "Siglip2Processor"}
-"""By the `model_type` of models whose early files do not name it."""
+"""Processors by the `model_type` of models whose early files do not name one."""
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -47,7 +47,7 @@ class Gemma3Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """With the class's defaults."""
+        """Read the settings, with the class's defaults."""
         size = settings.size("size", {"height": 224, "width": 224}, is_square=True)
         if size is None or not size.is_exact or not settings.flag("do_resize", True):
             raise settings.refused("size", size, "pictures are resized to a height and a width")
@@ -105,7 +105,7 @@ class Gemma4Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """With the class's defaults."""
+        """Read the settings, with the class's defaults."""
         tokens = settings.whole("max_soft_tokens", 280)
         if tokens not in SOFT_TOKENS:
             allowed = f"it is one of {', '.join(map(str, SOFT_TOKENS))}"

@@ -43,7 +43,7 @@ class Lfm2VlProcessor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """With the class's defaults. Pictures are always resized."""
+        """Read the settings, with the class's defaults. Pictures are always resized."""
         patch, shrink = (
             settings.whole("encoder_patch_size", 16),
             settings.whole("downsample_factor", 2),

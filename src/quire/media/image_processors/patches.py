@@ -58,7 +58,9 @@ class Qwen2VLProcessor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """With the class's defaults. `min_pixels` and `max_pixels` beat the edges of `size`."""
+        """Read the settings, with the class's defaults. `min_pixels` and `max_pixels` beat the
+        edges of `size`.
+        """
         edges = dict(zip(("shortest_edge", "longest_edge"), cls.EDGES, strict=True))
         given = settings.value("size", None)
         if given is not None and not isinstance(given, dict):
@@ -165,7 +167,7 @@ class PixtralProcessor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """With Pixtral's defaults."""
+        """Read the settings, with Pixtral's defaults."""
         settings.flag("do_pad", True)  # between the pictures of a batch
         size = settings.size("size", {"longest_edge": 1024}, is_square=True)
         patch = settings.size("patch_size", {"height": 16, "width": 16}, is_square=True)
@@ -231,7 +233,7 @@ class KimiK25Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """With the class's defaults."""
+        """Read the settings, with the class's defaults."""
         size = settings.size("size", {"max_height": 512, "max_width": 512}, is_square=True)
         if size is None or not size.max_height or size.max_height != size.max_width:
             raise settings.refused("size", size, "it has max_height and max_width, both the same")

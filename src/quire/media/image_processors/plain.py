@@ -136,7 +136,7 @@ class ClipProcessor(PlainProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """With CLIP's defaults."""
+        """Read the settings, with CLIP's defaults."""
         crop = {"height": 224, "width": 224}
         return cls.read_with(
             settings, size={"shortest_edge": 224}, crop=crop, mean=CLIP_MEAN, std=CLIP_STD
@@ -150,7 +150,7 @@ class SiglipProcessor(PlainProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """With SigLIP's defaults."""
+        """Read the settings, with SigLIP's defaults."""
         size = {"height": 224, "width": 224}
         return cls.read_with(settings, size=size, crop=None, mean=HALF, std=HALF)
 
@@ -162,7 +162,7 @@ class LlavaProcessor(PlainProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """With LLaVA's defaults."""
+        """Read the settings, with LLaVA's defaults."""
         return cls.read_with(
             settings,
             size={"shortest_edge": 224},
@@ -185,7 +185,7 @@ class Siglip2Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """With SigLIP 2's defaults."""
+        """Read the settings, with SigLIP 2's defaults."""
         return cls(
             levels=Levels.read(settings, HALF, HALF),
             resample=settings.resample(BILINEAR),

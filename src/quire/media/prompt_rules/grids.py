@@ -26,7 +26,7 @@ class PixtralRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From processor_config.json."""
+        """Make the rule from processor_config.json."""
         patch = facts.whole("patch_size", 16)
         merge = facts.whole("spatial_merge_size", 1)
         token = facts.token("image_token", "[IMG]")
@@ -54,7 +54,7 @@ class LightOnOcrRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From processor_config.json and the tokenizer's names."""
+        """Make the rule from processor_config.json and the tokenizer's names."""
         token = facts.token("image_token", "<|image_pad|>")
         return cls(
             token, token, facts.whole("patch_size", 14) * facts.whole("spatial_merge_size", 2)
@@ -82,7 +82,7 @@ class Idefics3Rule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From processor_config.json and the tokenizer's names."""
+        """Make the rule from processor_config.json and the tokenizer's names."""
         token = facts.token("image_token", "<image>")
         fence = facts.token("fake_image_token", "<fake_token_around_image>")
         whole = facts.token("global_image_token", "<global-img>")
@@ -117,7 +117,7 @@ class Lfm2VlRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From the tokenizer's names and the image processor's sizes."""
+        """Make the rule from the tokenizer's names and the image processor's sizes."""
         token = facts.token("image_token", "<image>")
         patch = facts.whole("encoder_patch_size", 16, source="image")
         use = facts.processor.get("use_image_special_tokens")
@@ -170,7 +170,7 @@ class AyaVisionRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From processor_config.json."""
+        """Make the rule from processor_config.json."""
         patch = facts.whole("patch_size", 28) * facts.whole("downsample_factor", 1)
         return cls(
             facts.token("image_token", "<image>"),
@@ -206,7 +206,7 @@ class Cohere2VisionRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From the tokenizer's names; a tile has `patch_size` squared tokens."""
+        """Make the rule from the tokenizer's names; a tile has `patch_size` squared tokens."""
         token = facts.token("image_token")
         return cls(
             token,
@@ -235,7 +235,7 @@ class Llama4Rule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From processor_config.json."""
+        """Make the rule from processor_config.json."""
         ratio = facts.processor.get("pixel_shuffle_ratio") or 0.5
         if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
             text = f"processor_config.json has pixel_shuffle_ratio={ratio!r}; it is up to 1."

@@ -24,7 +24,9 @@ class LlavaRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From processor_config.json, or where that is of an early release from config.json."""
+        """Make the rule from processor_config.json, or where that is of an early release from
+        config.json.
+        """
         token = facts.token("image_token", "<image>")
         patch = facts.whole("patch_size", facts.vision("patch_size"))
         return cls(token, token, patch, _extra_rows(facts))
@@ -80,7 +82,7 @@ class LlavaOnevisionRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From processor_config.json."""
+        """Make the rule from processor_config.json."""
         token = facts.token("image_token", "<image>")
         ratio = facts.processor.get("vision_aspect_ratio") or "anyres_max_9"
         number = str(ratio).removeprefix("anyres_max_")
@@ -116,7 +118,7 @@ class QwenVLRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """With the tokens of Qwen-VL."""
+        """Make the rule with the tokens of Qwen-VL."""
         return cls._read(facts, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 
     @classmethod
@@ -128,7 +130,7 @@ class QwenVLRule(PromptRule):
 
     @property
     def chat_text(self) -> str:
-        """With the beginning and the end."""
+        """The placeholder between the beginning and the end."""
         return f"{self.before}{self.placeholder}{self.after}"
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
@@ -143,7 +145,7 @@ class Glm4vRule(QwenVLRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """With the tokens of GLM-4V."""
+        """Make the rule with the tokens of GLM-4V."""
         return cls._read(facts, "<|image|>", "<|begin_of_image|>", "<|end_of_image|>")
 
 
@@ -153,7 +155,7 @@ class PaddleOCRVLRule(QwenVLRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """With the tokens of PaddleOCR-VL."""
+        """Make the rule with the tokens of PaddleOCR-VL."""
         return cls._read(facts, "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>")
 
 
@@ -163,7 +165,7 @@ class KimiK25Rule(QwenVLRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """With the tokens of Kimi."""
+        """Make the rule with the tokens of Kimi."""
         before = "<|media_begin|>image<|media_content|>"
         return cls._read(facts, "<|media_pad|>", before, "<|media_end|>")
 
@@ -174,7 +176,7 @@ class KimiVLRule(QwenVLRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """With the tokens of Kimi-VL."""
+        """Make the rule with the tokens of Kimi-VL."""
         before = "<|media_start|>image<|media_content|>"
         return cls._read(facts, "<|media_pad|>", before, "<|media_end|>")
 
@@ -201,7 +203,7 @@ class InternVLRule(FramedRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From the tokenizer's names and `image_seq_length`."""
+        """Make the rule from the tokenizer's names and `image_seq_length`."""
         token = facts.token("context_image_token", "<IMG_CONTEXT>")
         start = facts.token("start_image_token", "<img>")
         end = facts.token("end_image_token", "</img>")
@@ -220,7 +222,7 @@ class InternVLChatRule(InternVLRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """With the tokens of the published code."""
+        """Make the rule with the tokens of the published code."""
         length = facts.whole("image_seq_length")
         return cls("<image>", "<IMG_CONTEXT>", "<img>", "</img>", length)
 
@@ -235,12 +237,12 @@ class Gemma3Rule(FramedRule):
 
     @property
     def is_bidirectional(self) -> bool:
-        """In all models."""
+        """Always True."""
         return True
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From the tokenizer's names and `image_seq_length`."""
+        """Make the rule from the tokenizer's names and `image_seq_length`."""
         begin, end = facts.token("boi_token"), facts.token("eoi_token")
         length = facts.whole("image_seq_length", 256)
         return cls(begin, facts.token("image_token"), f"\n\n{begin}", f"{end}\n\n", length)
@@ -279,12 +281,14 @@ class Gemma4Rule(PromptRule):
 
     @property
     def is_bidirectional(self) -> bool:
-        """In the larger models."""
+        """Whether they do: in the larger models."""
         return self.has_spans
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From the tokenizer's names, the image processor's sizes and the text's config."""
+        """Make the rule from the tokenizer's names, the image processor's sizes and the text's
+        config.
+        """
         token = facts.token("image_token")
         patch = facts.whole("patch_size", 16, source="image")
         pooling = facts.whole("pooling_kernel_size", 3, source="image")
@@ -312,12 +316,12 @@ class PaliGemmaRule(PromptRule):
 
     @property
     def is_bidirectional(self) -> bool:
-        """In all models."""
+        """Always True."""
         return True
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """From the tokenizer's names and the image processor's `image_seq_length`."""
+        """Make the rule from the tokenizer's names and the image processor's `image_seq_length`."""
         token = facts.token("image_token", "<image>")
         default = facts.processor.get("image_seq_length") or 256
         length = facts.whole("image_seq_length", default, source="image")
