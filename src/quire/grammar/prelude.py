@@ -48,7 +48,7 @@ class Stage(Enum):
     INSIDE = "inside"
     """Between opening and end."""
     OVER = "over"
-    """At the form."""
+    """The prelude is over, and the form begins."""
 
 
 PreludeState = tuple[Stage, Sequence[int]]

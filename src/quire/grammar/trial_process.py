@@ -21,7 +21,8 @@ from quire.hardware.task_limits import cpu_time, limit_memory
 
 _NUM_STEPS = 4
 _MOST_STEP_S = 0.05
-"""Of computing, for one token of one request: all requests of a step wait for it."""
+"""The most seconds of computing for one token of one request: all requests of a step wait for it.
+"""
 
 
 class GrammarTrial:

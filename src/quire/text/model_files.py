@@ -12,9 +12,13 @@ from pathlib import Path
 from quire.errors import LoadError
 
 MOST_BYTES = 16 << 20
-"""Of a side file such as config.json. JSON takes thirty times its bytes in memory at the worst."""
+"""The most bytes of a side file such as config.json. JSON takes thirty times its bytes in memory at
+the worst.
+"""
 MOST_VOCABULARY_BYTES = 256 << 20
-"""Of tokenizer.json, vocab.json and merges.txt; the largest published ones have some 35 MB."""
+"""The most bytes of tokenizer.json, vocab.json and merges.txt; the largest published ones have some
+35 MB.
+"""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",

@@ -126,7 +126,9 @@ class TokenPieces:
 
 
 def byte_level_bytes(token: str) -> bytes | None:
-    """The bytes that the letters of a byte-level token stand for; None if one is no such letter."""
+    """The bytes that the letters of a byte-level token stand for; None if one of them is not such a
+    letter.
+    """
     if not _LETTERS.issuperset(token):
         return None
     return token.translate(_LATIN_OF_LETTER).encode("latin-1")

@@ -93,7 +93,7 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_kv_transfer_instance(self) -> bool:
-        """True: there is a connector."""
+        """Always True: there is a connector."""
         return True
 
     def has_connector(self, name: str) -> bool:

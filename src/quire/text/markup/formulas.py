@@ -19,7 +19,7 @@ MAX_FORMULA_CHARS = 4000
 MAX_FORMULA_LINES = 200
 
 UNFINISHED = "unfinished"
-"""In the environment of a parse: the text goes on, so that a formula may still be closed."""
+"""Key in the environment of a parse: the text goes on, so that a formula may still be closed."""
 
 _PAIRS = ((r"\(", r"\)", False), (r"\[", r"\]", True), ("$$", "$$", True))
 # A single sign is an amount of money as often as a formula: the rule is Pandoc's.

@@ -18,22 +18,22 @@ from jinja2.utils import _PassArg, pass_context
 from jinja2.visitor import NodeTransformer
 
 MAX_CHARACTERS = 1 << 24
-"""Of one text."""
+"""The most characters of one text."""
 MAX_BUILT = 1 << 26
-"""Of all that one rendering makes, counting copies."""
+"""The most characters that one rendering makes, counting copies."""
 # Of one rendering: a loop turn is one step (0.1 µs and up), a call several. A chat of 1,000
 # messages takes some 50,000; the bound is reached within about a second.
 MAX_STEPS = 1_000_000
 STEPS_OF_A_CALL = 4
 STEPS_OF_AN_ELEMENT = 2
-"""Of a list or mapping that is counted."""
+"""Steps for each element of a list or mapping that is counted."""
 
 CONCATENATION = "concatenation"
 """The filter that stands for `~`."""
 SLICING = "slicing"
 """The filter that stands for `[start:stop:step]`."""
 DROPPED_FILTERS = ("urlize", "wordwrap", "xmlattr")
-"""For web pages, and slow or hard to bound."""
+"""Filters of Jinja that are left out: they are for web pages, and slow or hard to bound."""
 
 _ESCAPED = 6
 """The most characters that one becomes when it is escaped; most of the time it stays one."""
@@ -303,7 +303,7 @@ def _indented_length(
 
 
 def json_length(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Of the JSON of `value`, with the indent among the arguments of `tojson`."""
+    """The length of the JSON of `value`, with the indent among the arguments of `tojson`."""
     indents = [x for x in (*args, *kwargs.values()) if type(x) is int]
     return budget.length_of(value, max(indents, default=0))
 

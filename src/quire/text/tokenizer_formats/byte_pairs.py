@@ -17,7 +17,9 @@ from quire.errors import LoadError
 from quire.text.token_pieces import BYTE_OF_LETTER
 
 MOST_TOKEN_BYTES = 1024
-"""Of one token; the number of its divisions grows with it. The longest published has 256 blanks."""
+"""The most bytes of one token; the number of its divisions grows with it. The longest published
+token has 256 blanks.
+"""
 
 
 def check_ranks(ranks: Mapping[bytes, int], count: int, place: str) -> None:
@@ -41,7 +43,7 @@ def build_byte_pairs(
     """Make the tokenizer of tokens with ranks, whose ids begin at `first_id`, and of special tokens
     by id.
 
-    `pattern` cuts texts before BPE. Raises LoadError, which names `place`, for what is no
+    `pattern` cuts texts before BPE. Raises LoadError, which names `place`, for what is not a
     byte-level vocabulary.
     """
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]

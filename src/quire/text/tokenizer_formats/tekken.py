@@ -20,7 +20,7 @@ _SPECIAL_BEFORE_V11 = (
     *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     "[TOOL_CONTENT]",
 )
-"""Of files that do not list them."""
+"""Special tokens of files that do not list them."""
 _OLD_VERSIONS = ("v1", "v2", "v3", "v7")
 _ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _MOST_TOKENS = 1 << 22

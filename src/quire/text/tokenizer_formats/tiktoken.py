@@ -29,7 +29,7 @@ _PATTERNS = {
         rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}?|\p{{N}}{{1,3}}|{_SIGNS}"
     ),
 }
-"""By model_type."""
+"""Patterns that cut texts, by model_type."""
 
 
 def is_tiktoken(path: Path) -> bool:
