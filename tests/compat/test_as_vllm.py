@@ -157,7 +157,7 @@ def test_a_module_and_a_command_are_programs_too(tmp_path):
 def test_what_is_no_program_is_said():
     assert "usage: python -m quire.as_vllm" in run(code=1)[1]
     assert "there is no program 'nowhere.py'" in run("nowhere.py", code=1)[1]
-    assert "is no Python program" in run("sh", code=1)[1]
+    assert "is not a Python program" in run("sh", code=1)[1]
 
 
 def test_the_server_s_names_are_ours():

@@ -51,7 +51,7 @@ def _program(name: str) -> str:
         with open(path, "rb") as file:
             first = file.readline(256)
         if first.startswith((b"#!", b"\x7fELF")) and b"python" not in first:
-            raise SystemExit(f"quire.as_vllm: {path} is no Python program")
+            raise SystemExit(f"quire.as_vllm: {path} is not a Python program")
     return path
 
 

@@ -83,7 +83,7 @@ class ServedLoader:
         return ServedModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """With the first one, what the environment says becomes ours."""
+        """Make the module. The first one also takes over the options in the environment."""
         if module.__name__ == ROOT:
             from quire.as_vllm.variables import read_variables
 

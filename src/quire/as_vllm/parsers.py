@@ -49,7 +49,7 @@ class _Manager:
 
     @classmethod
     def _import(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused."""
+        """Raise NotImplementedError: files of Python are not loaded."""
         raise NotImplementedError(_OWN)
 
     @classmethod
