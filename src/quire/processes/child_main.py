@@ -62,6 +62,7 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
     if parent_pid:
         _die_with_parent(parent_pid)
     pipe = socket.socket(fileno=pipe_fd)
+    # a process that this one starts would keep the pipe open after its end
     pipe.set_inheritable(False)
     received: Future[tuple[bytearray, list[int]]] = Future()
     # beside the imports: the settings say what can be prepared meanwhile
