@@ -99,7 +99,7 @@ class ServedLoader:
         return compile(text, f"<{fullname}>", "exec")
 
     def is_package(self, fullname: str) -> bool:
-        """Every module is one, except the programs in them."""
+        """Whether a module is a package: all are, except the programs in them."""
         return not fullname.endswith(".__main__")
 
 

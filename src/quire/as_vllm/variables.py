@@ -27,10 +27,10 @@ TRANSLATED = {
 """Variables that have another name here. One that is set under ours already keeps its value."""
 
 LOGGING_LEVEL = "VLLM_LOGGING_LEVEL"
-"""It becomes the level of the logger `quire`, here and in the engine's processes."""
+"""Variable that becomes the level of the logger `quire`, here and in the engine's processes."""
 
 HOST = "VLLM_HOST_IP"
-"""The address that `get_ip()` gives (stand_ins.py)."""
+"""Variable with the address that `get_ip()` gives (stand_ins.py)."""
 
 TRUE_ANYWAY = {
     "VLLM_BATCH_INVARIANT": "1",
@@ -42,7 +42,7 @@ TRUE_ANYWAY = {
     "VLLM_USE_V1": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
-"""Variables and the value at which nothing needs to be done: it is so, or it is so for `LLM`."""
+"""Variables and the value that is true here anyway, or for `LLM`: nothing needs to be done."""
 
 INSTEAD = {
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "give hf_overrides={'max_position_embeddings': ...}",
@@ -75,12 +75,7 @@ def read_variables() -> None:
     """
     for theirs, ours in TRANSLATED.items():
         if theirs in os.environ:
-            if theirs == "VLLM_API_KEY" and "," in os.environ[theirs]:
-                raise ValueError(f"{theirs} has a comma, which {ours} cannot hold; give --api-key.")
-            given = os.environ[theirs]
-            if theirs.startswith("VLLM_ALLOW_"):
-                given = _WORDS.get(given.strip().lower(), given)
-            os.environ.setdefault(ours, given)
+            os.environ.setdefault(ours, _translated(theirs, ours))
     if LOGGING_LEVEL in os.environ:
         logging.getLogger("quire").setLevel(os.environ[LOGGING_LEVEL].upper())
     known = {LOGGING_LEVEL, HOST, *TRANSLATED}
@@ -89,6 +84,15 @@ def read_variables() -> None:
         if name not in known and value != TRUE_ANYWAY.get(name):
             instead = INSTEAD.get(name, "it means nothing here")
             logger.warning("%s=%s has no effect: %s.", name, value, instead)
+
+
+def _translated(theirs: str, ours: str) -> str:
+    given = os.environ[theirs]
+    if theirs == "VLLM_API_KEY" and "," in given:
+        raise ValueError(f"{theirs} has a comma, which {ours} cannot hold; give --api-key.")
+    if theirs.startswith("VLLM_ALLOW_"):
+        return _WORDS.get(given.strip().lower(), given)
+    return given
 
 
 def name_for_children() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The `type` of a flag that counts something, of which there is a least number."""
+    """The `type` of a flag whose value is an integer of at least `least`."""
 
     def count(text: str) -> int:
         try:

@@ -43,7 +43,7 @@ FLAGS: dict[str, tuple[Any, str]] = {
     "skip_reading_prefix_cache": (bool, "compute the whole prompt again"),
     "extra_args": ("json", "arguments of custom logits processors"),
 }
-"""Field -> (type or form, what it does)."""
+"""Field -> (type or form, its help)."""
 
 FIRST_SAMPLING_FLAGS = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop")
 """The flags that `--help` alone lists."""
@@ -103,7 +103,7 @@ def token_ids(text: str) -> list[int]:
 
 
 def _by_token_id(bias: dict[str, Any]) -> dict[Any, Any]:
-    """JSON has text keys only."""
+    """The bias by token ids: JSON has text keys only."""
     from quire.params import checks
 
     return dict(zip(checks.token_ids("logit_bias", list(bias)), bias.values(), strict=True))

@@ -65,4 +65,4 @@ class StartSignals:
 
 
 start_signals = StartSignals()
-"""Those of this process."""
+"""The start signals of this process."""

@@ -170,10 +170,12 @@ class _Writer:
 
     def _tag(self, given: _Tag) -> list[_Item]:
         _only(given, "tag", "type", "begin", "content", "end")
-        return self._behind(given, _need(given, "begin", str, "tag"))
+        return self._tag_items(given, _need(given, "begin", str, "tag"))
 
-    def _behind(self, given: _Tag, begin: str) -> list[_Item]:
-        """The items of a tag, starting with `begin`."""
+    def _tag_items(self, given: _Tag, begin: str) -> list[_Item]:
+        """The items of a tag that begins with `begin`: with its own beginning, or what a trigger
+        leaves of it.
+        """
         ends = given.get("end")
         ends = [ends] if isinstance(ends, str) else ends
         if not isinstance(ends, list) or not ends or not all(isinstance(e, str) for e in ends):
@@ -199,7 +201,8 @@ class _Writer:
                 begin = _begin(tag)
                 if begin.startswith(trigger):
                     untriggered.discard(place)
-                    items = self._behind(tag, begin.removeprefix(trigger))
+                    # the trigger itself ends the free text before, and is common to all its tags
+                    items = self._tag_items(tag, begin.removeprefix(trigger))
                     rests.append(self.joined(items, False))
             if rests:
                 head = self._until(_Text(excludes), trigger)
@@ -215,7 +218,9 @@ class _Writer:
     def _separated(self, given: _Tag) -> list[_Item]:
         kind = "tags_with_separator"
         _only(given, kind, "type", "tags", "separator", "at_least_one", "stop_after_first")
-        tags = [self.joined(self._behind(t, _begin(t)), False) for t in _list(given, "tags", kind)]
+        tags = [
+            self.joined(self._tag_items(t, _begin(t)), False) for t in _list(given, "tags", kind)
+        ]
         one = self._one_of(tags).text
         separator = self._quoted(_need(given, "separator", str, kind))
         several = one if given.get("stop_after_first", False) else f"{one} ({separator} {one})*"

@@ -266,11 +266,11 @@ class BlockAttention:
 class Mlp:
     """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`.
 
-    `bias` is that of all products, `out_bias` of `down` alone.
-    `xielu` has learned numbers (Huang & Schlag 2024) and is never gated. `sparsity`: gates are cut
-    at the value that so large a share of them would be below if they were distributed normally, and
-    lessened by it (Gemma 3n). `bound`: act(gate) is at most so large, up(x) within its bounds on
-    both sides (Step-3.5). `clamp`: that of `Moe`.
+    `bias` is that of all products, `out_bias` of `down` alone. `xielu` has learned numbers (Huang &
+    Schlag 2024) and is never gated. `sparsity`: the share of the gates that are cut off, where they
+    are distributed normally; the others are lessened by the value of the cut (Gemma 3n). `bound`:
+    act(gate) is at most this, and up(x) lies within it on both sides (Step-3.5). `clamp`: that of
+    `Moe`.
     """
 
     width: int
@@ -296,10 +296,11 @@ class Moe:
     `clamp` c is gpt-oss's form: gate at most c, up within ±c, (up + 1) * gate * sigmoid(1.702
     gate). `bound` is that of `Mlp`. `shared` is a feed-forward part that all tokens go through; its
     result is added to the rounded sum of the chosen experts', with `shared_gate` times the sigmoid
-    of a projection to one number. sqrt_softplus: see `ops.route_softplus`; `by_id`: experts are
-    those of the token's id in a table of so many rows; 0: not. `expert_scales`: a learned factor of
-    each expert's results. `latent`: the chosen experts read and give so many numbers, which one
-    product makes of the inputs and another one's inputs are; None: those of the decoder.
+    of a projection to one number. sqrt_softplus: see `ops.route_softplus`. `by_id`: rows of a table
+    that has the experts of each token id; 0: the router chooses. `expert_scales`: a learned factor
+    of each expert's results. `latent`: the width that the chosen experts read and give; one product
+    makes it of the inputs, and another one makes the decoder's width of the results. None: they
+    have the decoder's width.
     """
 
     experts: int
@@ -349,7 +350,7 @@ class DenseAndExperts:
 
 
 SingleMixer = Attention | LatentAttention | BlockAttention | RecurrentMixer | RecentTokens | Entries
-"""It states what it remembers of a request in `memory`, None where that is nothing."""
+"""A mixer by itself. Its `memory` states what it remembers of a request; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +414,7 @@ Composite = ParallelMixers | MixerAfterShared | AttentionOverEmbedding | Compres
 """Several mixers in one, or one next to something else."""
 
 Mixer = SingleMixer | Composite
-"""Mixer of tokens."""
+"""Any mixer of tokens."""
 
 
 def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
@@ -431,7 +432,7 @@ def shares(mixer: SingleMixer) -> bool:
 
 
 FeedForward = Mlp | Moe | DenseAndExperts
-"""Treatment of each token by itself."""
+"""Any feed-forward part, which treats each token by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -689,7 +690,7 @@ def shared_distances(decoder: Decoder) -> tuple[Attention, DistanceScores] | Non
         scores = mixer.distances if isinstance(mixer, Attention) else None
         if scores is None or (isinstance(scores, BucketBias) and not scores.is_shared):
             continue
-        assert isinstance(mixer, Attention) and (found is None or found[1] == scores), "another"
+        assert isinstance(mixer, Attention) and (found is None or found[1] == scores), "one table"
         found = mixer, scores
     return found
 

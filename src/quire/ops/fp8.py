@@ -16,7 +16,7 @@ from quire.ops.segments import Addend, add_to_rows, multiply, products
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
-"""Of the type: it has no infinity."""
+"""The largest number of the type, which has no infinity."""
 
 PIECE = 1 << 24
 """Weights that are rounded at once, or one output's: they are in fp32 several times meanwhile, and
@@ -83,6 +83,7 @@ def fp8_weight(
     step = max(1, PIECE // max(1, weight.shape[1]))
     for start in range(0, len(weight), step):
         outputs = slice(start, start + step)
-        found = fp8_rows(weight[outputs], None if peaks is None else peaks[outputs])
-        numbers[outputs], scales[outputs] = found[0], found[1].squeeze(-1)
+        own_peaks = None if peaks is None else peaks[outputs]
+        numbers[outputs], own_scales = fp8_rows(weight[outputs], own_peaks)
+        scales[outputs] = own_scales.squeeze(-1)
     return Fp8Linear(numbers, scales, bias, segments)

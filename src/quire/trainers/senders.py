@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _ROOT = 0
 _SHARED_BYTES = 16 << 20
 _MOST_ON_THE_WAY = 4
-"""Broadcasts that have begun, so that the next one goes on where one has ended."""
+"""Broadcasts that may be under way at once: where one ends, the next one goes on."""
 
 
 @dataclass
@@ -257,6 +257,7 @@ def broadcast_all(
     for chunk in chunks_of(metas, limit) if limit is not None else ([meta] for meta in metas):
         parts = [bytes_of(next(values)[1]).to(communicator.device) for _ in chunk]
         data = parts[0] if len(parts) == 1 else torch.cat(parts)
+        # with its data, which must live until the broadcast has ended
         on_the_way.append((communicator.start_broadcast(data, _ROOT), data))
         if len(on_the_way) > _MOST_ON_THE_WAY:
             on_the_way.popleft()[0].wait()
@@ -265,8 +266,8 @@ def broadcast_all(
 
 
 def while_engine(call: Callable[[], None], act: Callable[[], Any]) -> Any:
-    """Do `act` while the engines do what `call` asks for; what both raise, the engines' first: it
-    says why the other one has failed.
+    """Do `act` while `call` has the engines do their part. Raises what either raises, the engines'
+    error first: it says why the other one failed.
     """
     failures: list[BaseException] = []
 

@@ -6,8 +6,8 @@ from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs
 
 
 def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs]:
-    """The columns of each front end, by its index; where all are one's, the object itself. Only
-    `outputs` itself keeps the statistics.
+    """Cut a step into the columns of each front end, by its index. A step of one front end alone is
+    not copied; only it keeps its statistics.
     """
     handles = [*outputs.handles, *(end.handle for end in outputs.finished)]
     handles += [one.handle for one in outputs.started]
@@ -31,7 +31,7 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs:
             rows.append(row)
             places += range(start, start + count)
         start += count
-    where = {place: new for new, place in enumerate(places)}
+    new_places = {place: new for new, place in enumerate(places)}
     return EngineCoreOutputs(
         handles=[outputs.handles[row] for row in rows],
         token_ids=[outputs.token_ids[place] for place in places],
@@ -39,7 +39,7 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs:
         finished=[end for end in outputs.finished if end.handle >> CLIENT_SHIFT == client],
         started=[one for one in outputs.started if one.handle >> CLIENT_SHIFT == client],
         parts=[part for part in outputs.parts if part.handle >> CLIENT_SHIFT == client],
-        logprobs=None if outputs.logprobs is None else outputs.logprobs.at(where),
+        logprobs=None if outputs.logprobs is None else outputs.logprobs.at(new_places),
         timestamp=outputs.timestamp,
         engine_index=outputs.engine_index,
         incarnation=outputs.incarnation,

@@ -24,7 +24,7 @@ STEP = "quire_step"
 
 
 class AttentionCalls(Protocol):
-    """Arguments of the layers of a pass."""
+    """Answers the attention calls of a model's layers, in one pass."""
 
     def attend(
         self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
@@ -44,14 +44,15 @@ class PagedStep:
         self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
     ) -> Tensor:
         """Store the new keys and values, then attend to all that the rows' blocks hold."""
-        batch, (place, a) = self._batch, next(self._calls)
-        assert layer.layer_idx == a.layer, "layers call attention in the order of the dry run"
+        batch = self._batch
+        place, call = next(self._calls)
+        assert layer.layer_idx == call.layer, "layers call attention in the order of the dry run"
         kv = batch.kv[place]
         group = batch.groups[batch.layer_groups[place]]
         assert isinstance(group, GroupBatch), "keys and values"
-        if a.value_dim < a.head_dim:
+        if call.value_dim < call.head_dim:
             # memory has one width for keys and values
-            v = F.pad(v, (0, a.head_dim - a.value_dim))
+            v = F.pad(v, (0, call.head_dim - call.value_dim))
         qkv = torch.cat((q, k, v), 1)[0].transpose(0, 1).reshape(batch.num_tokens, -1)
         # transformers has rotated queries and keys: what is left is to store them
         queries = self._ops.rope_store(
@@ -59,16 +60,16 @@ class PagedStep:
             kv,
             group.slots,
             batch.positions,
-            heads=a.heads,
-            kv_heads=a.kv_heads,
-            head_dim=a.head_dim,
+            heads=call.heads,
+            kv_heads=call.kv_heads,
+            head_dim=call.head_dim,
             rotary=None,
             qk_norm=None,
             clip=None,
         )
-        args = AttentionArgs(a.scale, a.softcap, a.window, facts.get("s_aux"))
+        args = AttentionArgs(call.scale, call.softcap, call.window, facts.get("s_aux"))
         attended: Tensor = self._ops.attend(queries, kv, group.plan, args)
-        return attended.view(1, -1, a.heads, a.head_dim)[..., : a.value_dim]
+        return attended.view(1, -1, call.heads, call.head_dim)[..., : call.value_dim]
 
 
 def attend(

@@ -26,14 +26,16 @@ class WeightWriter(Protocol):
         ...
 
     def look_at(self, tensor: Tensor, *, adds_up: bool) -> tuple[bool, tuple[int, ...]] | None:
-        """Whether a tensor has NaN, and with `adds_up` sums that differ for tensors that do, but
-        for chance; None: the provider does not look at such a tensor.
+        """Whether a tensor has NaN, and with `adds_up` also sums of it, by which different tensors
+        differ except by chance. None: the provider does not look at such a tensor.
         """
         ...
 
 
 class PlainWriter:
-    """Of a provider that has no such way: each weight gets memory of its own, and is copied."""
+    """The writer of a provider without such a way: each weight gets memory of its own, and is
+    copied.
+    """
 
     looks_while_packing = False
 

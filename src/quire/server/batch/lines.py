@@ -96,8 +96,8 @@ def _read_line(stream: BinaryIO, max_bytes: int) -> tuple[int, str, bytes | None
 
 
 class LineChecker:
-    """Decodes and checks lines. Keeps the `custom_id`s that it has seen: the first line of one has
-    it.
+    """Decodes and checks lines. Keeps the `custom_id`s that it has seen: one belongs to the first
+    line that has it.
     """
 
     def __init__(self, max_bytes: int) -> None:
