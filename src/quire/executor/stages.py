@@ -44,6 +44,7 @@ class StagedExecutor(LocalWorkers):
         rows = {*plan.decode_rows, *(chunk.row for chunk in plan.chunks)}
         rows.difference_update(new.row for new in plan.added)  # these bring all of their ids
         while any(step.comes_before(rows) for step in self._unread):
+            # the oldest first: tokens go into the outbox in the order of the steps
             self._unread[0].settle()
         steps: list[Step | NoTokens] = []
         before: StageOutput | None = None
@@ -82,6 +83,7 @@ class StagedStep:
         """Compute on the last stage, then advance all."""
         *earlier, last = self._steps
         last.compute(mask)
+        # only now: where the last stage fails, no stage has moved on, and the step can be run again
         last.advance()
         for step in earlier:
             step.advance_unsampled()

@@ -62,6 +62,7 @@ class LocalWorkers:
     @property
     def facts(self) -> WorkerFacts:
         every = [worker.facts for worker in self.workers]
+        # one plan serves all of them, so the smallest pool bounds it
         return replace(every[0], num_blocks=min(facts.num_blocks for facts in every))
 
     def needs_host_ids(self, params: RequestParams) -> bool:
@@ -127,6 +128,7 @@ class UniprocExecutor(LocalWorkers):
         if self._threads is None:
             return self.worker.launch(plan)
         if self._awaited is not None:
+            # the rows of this step begin where the results of that one end
             self._awaited.result()
             self._awaited = None
         launches = [
@@ -212,6 +214,7 @@ def open_uniproc(
     share the threads.
     """
     assert num_workers == 1 or (platform is None and exchange is None), "each has its own platform"
+    # native kernels have a pool of their own, with which torch's threads would compete
     native, _ = find_native()
     restore_threads = take_torch_threads(config.parallel.num_threads if native is None else 1)
     try:

@@ -214,6 +214,7 @@ class Worker(WeightMethods):
         cache is empty.
         """
         self._residence.restore(tags)
+        # the memory is another one than before
         if self.connected is not None:
             self.connected.register()
 

@@ -79,6 +79,8 @@ class MultiprocExecutor:
         self._drafts: dict[int, list[int]] = {}
         self._aside = AsideCalls(processes.asides)
         self._poll = select.poll()
+        # the watcher's thread may report a failure while a callback is registered: one of both
+        # calls it
         self._failing = threading.Lock()
         self._failed = ""
         self._on_failure: Callable[[str], None] = lambda reason: None
@@ -137,6 +139,8 @@ class MultiprocExecutor:
         answer = self._answer_of(rank, serial)
         if answer.failure is not None:
             raise error_of(answer.failure)
+        # asked once for a kind, as a model without a head for it refuses: with stages the answer is
+        # yes
         self._kinds.add(kind)
         return bool(answer.value) or self.mesh.pp > 1
 
@@ -180,6 +184,7 @@ class MultiprocExecutor:
         for rank, link in enumerate(self._processes.links):
             tokens = self._outbox.take(rank)
             key = tuple(new.step_id for new in tokens)
+            # most ranks get the same message, which is encoded once
             if key not in encoded:
                 task = Launch(step.serial, settled, step.plan, tokens, self._num_aborts)
                 encoded[key] = self._encode(task)

@@ -71,6 +71,7 @@ class RankJudge:
             self._silent_s[rank] = self._silent_s[rank] + counted_s if is_silent else 0.0
             self._beats[rank] = sign.beat
         progress = [sign.num_done + count for sign, count in zip(signs, collectives, strict=True)]
+        # ranks that nobody waits for have nothing to finish
         is_stuck = step_tokens is not None and progress == self._progress
         self._stuck_s = self._stuck_s + counted_s if is_stuck else 0.0
         self._progress, self._step_tokens = progress, step_tokens
@@ -90,6 +91,7 @@ class RankJudge:
                 return rank, f"gave no sign of life for {silent_s:.1f} s"
         bound_s = self._bound_s()
         if self._stuck_s > bound_s:
+            # the one that is furthest behind holds up the others in an exchange
             last = self._progress.index(min(self._progress))
             return last, f"and the others have finished nothing of a step for {bound_s:.0f} s"
         return None
@@ -142,6 +144,7 @@ class RankWatch:
         looked_at = time.monotonic()
         while not self._is_closed.is_set():
             ended = poll.poll(LOOK_S * 1000)
+            # a process that ends after `close` has not failed
             if self._is_closed.is_set():
                 return
             if ended:
@@ -160,4 +163,5 @@ class RankWatch:
 
     def _is_stopped(self, rank: int) -> bool:
         process = self._processes[rank]
+        # on another machine the number is that of some other process
         return process.is_here and is_stopped(process.pid)
