@@ -110,6 +110,7 @@ def build_worker(
     # the files are those of whole models
     stored = None if stage is not None else stored_weights(config, platform, exchange, group)
     load = make_loader(config, platform, exchange, group, room, network, stored, stage)
+    # before loading: a file that changes meanwhile must not name what was read
     files = model_files(config)
     try:
         model = load()

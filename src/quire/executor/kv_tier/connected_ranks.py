@@ -37,7 +37,7 @@ class ConnectedRank:
         plan: Any,
         config: KVTransferConfig,
     ) -> None:
-        """config: with the number of the rank."""
+        """`config` carries the number of the rank."""
         self._connect, self._plan, self._config = connect, plan, config
         self._worker: ConnectedWorker | None = None
 
@@ -138,6 +138,7 @@ class ConnectedRanks:
         if all(self._call("offer", lease, request_id, plain)):
             self._sends[request_id] = 0
             return True
+        # K/V of some ranks alone is of no use
         self._call("withdraw", lease)
         return False
 
@@ -160,6 +161,8 @@ class ConnectedRanks:
         now = time.monotonic()
         if not self._loads and (not self._sends or now < self._looks_at):
             return KVConnectorOutput()
+        # a question goes to all ranks: the end of a lease may be noticed late, unlike that of a
+        # load
         self._looks_at = now + _LOOKS_S
         sent, loaded, bad = set[str](), set[str](), set[int]()
         sums = Counter[str]()

@@ -41,7 +41,7 @@ class Root:
     """
 
     def __init__(self, make: Callable[[], str | None]) -> None:
-        """make: reads the model's files, where their digests are not known."""
+        """`make` reads the files of the model where their digests are not known yet."""
         self._make = make
         self._lock = threading.Lock()
         self._name: str | None = None
@@ -101,7 +101,9 @@ class ConnectedWorker:
 
     @torch.inference_mode()
     def end(self, finished: set[str], *, has_computed: bool) -> KVConnectorOutput:
-        """Save what a step has computed, and report. finished: the requests that have ended."""
+        """Save what a step has computed, and report. `finished` are the requests that have
+        ended.
+        """
         connector = self._connector
         if has_computed:
             for name, tensor in self._layers.items():
@@ -197,7 +199,7 @@ def blocks_of(kv_cache: KVCache) -> KVCacheConfig:
 
 
 def _names(kv_cache: KVCache) -> dict[int, str]:
-    """The names of layers; those of networks that draft count on."""
+    """The names of layers, in one count with those of draft networks."""
     return {layer: f"model.layers.{layer}.self_attn.attn" for layer in range(len(kv_cache.layers))}
 
 
@@ -217,7 +219,7 @@ def open_connector(
     platform: Platform, kv_cache: KVCache, parts: RootParts, plan: Any
 ) -> tuple[KVConnectorBase_V1, ConnectedWorker]:
     """Make both halves of the connector of a plan: the scheduler's, and the worker's with its K/V
-    memory. parts: of the root of its K/V.
+    memory. `parts` are those of its root, the name of its K/V.
     """
     blocks = blocks_of(kv_cache)
     first = make_connector(plan, KVConnectorRole.SCHEDULER, blocks)

@@ -28,8 +28,8 @@ _PAGE = 4096
 def open_transfers(
     plan: KVTierPlan, platform: Platform, kv_cache: KVCache, parts: RootParts, share: float
 ) -> BlockTransfers:
-    """Take the host memory of a worker that has this share of its core's K/V. parts: of the root of
-    its folder.
+    """Take the host memory of a worker that has this share of its core's K/V. `parts` are those of
+    its root, the name of its folder.
     """
     sizes = [kv_cache.content_bytes(group) for group in range(len(kv_cache.pool.groups))]
     largest = max(sizes)
@@ -51,6 +51,7 @@ def open_transfers(
     if plan.disk is None:
         return BlockTransfers(copies, slots, table, sizes)
     transfers = BlockTransfers(copies, slots, table, sizes, plan.disk)
+    # reading many gigabytes of weights for their digests must not delay the start
     transfers.open(partial(_open_disk, plan.disk, parts), now=parts.is_kept(kept_digests()))
     return transfers
 

@@ -60,8 +60,8 @@ class RootParts:
         return all(_is_of(known.get(str(path)), identity) for path, identity in self.files)
 
     def name(self, kept: Path) -> str | None:
-        """The root, in hexadecimal. Reads the files, but for those whose digests `kept`, a file,
-        has; None: a file has changed since the engine began to load.
+        """The root, in hexadecimal. Reads those files whose digests are not in `kept`, a file.
+        None: one has changed since the engine began to load.
         """
         known = _read_kept(kept)
         digests, has_new = [], False
@@ -113,12 +113,13 @@ def model_files(config: WorkerConfig) -> ModelFiles:
 def root_parts(
     config: WorkerConfig, platform: Platform, pool: KVPool, files: ModelFiles, place: object
 ) -> RootParts:
-    """The parts of a worker's root. files: `model_files` from before the weights were loaded.
-    place: which part of the model the worker has.
+    """The parts of a worker's root. `files` is what `model_files` gave before the weights were
+    loaded; `place`, the part of the model that the worker has.
     """
     native, _ = find_native()
     isa = "none" if native is None else read_environment().cpu_isa or native.best_level()
     model = config.model
+    # the seed decides nothing in a block unless weights are drawn from it
     no_seed = () if model.has_drawn_weights else ("seed",)
     facts: dict[str, Any] = {
         "version": _VERSION,
@@ -138,6 +139,7 @@ def root_parts(
         "adapters": config.adapters is not None,
         "ops": [f"{choice.op}={choice.provider}" for choice in platform.ops.report()],
         "invariant": platform.ops.batch_invariant,
+        # sums may depend on the sizes of steps, unless kernels are batch-invariant
         "steps": None if platform.ops.batch_invariant else repr(config.steps),
         "isa": isa,
         "machine": machine.machine(),

@@ -76,6 +76,7 @@ class NodeProcess(DistantProcess):
     def kill(self) -> None:
         if self.is_running:
             self._nodes.send(self, KillRank(self.rank))
+            # at once: the machine may be gone, and would never confirm it
             self.finish(Ending(-signal.SIGKILL, "was killed by SIGKILL", None))
 
     def end(self, timeout_s: float) -> None:
@@ -159,6 +160,7 @@ class OtherMachines:
             self._judge()
         self._send_waiting()
         for node in self._lives:
+            # they end quietly after `FAREWELL_S`, unless the next life of the core comes
             self._post(self._identity(node), CoreBeat(self._life, is_over=True))
 
     def _take(self, identity: bytes, data: bytes = b"") -> None:
@@ -169,6 +171,7 @@ class OtherMachines:
             return
         if isinstance(message, RankEnded):
             process = self._processes.get(message.rank)
+            # words of a machine's earlier life are about ranks that count as lost already
             if process is not None and identity == self._identity(process.node):
                 process.finish(Ending(message.code, message.words, message.last_words))
             return
@@ -203,6 +206,7 @@ class OtherMachines:
 
     def _judge(self) -> None:
         now = time.monotonic()
+        # a copy, since losing a machine removes its entry
         for node, seen in list(self._signs.items()):
             if now - seen > SILENT_S:
                 self._lose(node, f"gave no sign of life for {now - seen:.1f} s")
@@ -216,6 +220,7 @@ class OtherMachines:
 
     def _send_waiting(self) -> None:
         with self._lock:
+            # sent outside of the lock: those who hand over messages need not wait for the network
             waiting, self._waiting = self._waiting, []
         for process, message in waiting:
             if process.node in self._lives:

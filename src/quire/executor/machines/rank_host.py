@@ -108,6 +108,7 @@ class RankHost:
                 self._take(self._socket.recv(zmq.NOBLOCK))
             self._report_ends()
             silent_s = time.monotonic() - self._core_seen
+            # the core counts this machine as lost after the same time
             if silent_s > SILENT_S and self._ranks:
                 logger.error("No sign of the core for %.0f s: its ranks here end.", silent_s)
                 self._end_ranks()
@@ -136,6 +137,7 @@ class RankHost:
             cpus = self._cpus[message.rank % len(self._cpus)]  # as many as there are ranks here
             process.forward(message.start, cpus=cpus)
         elif isinstance(message, KillRank):
+            # it may have ended by itself meanwhile
             if message.rank in self._ranks:
                 self._ranks.pop(message.rank).end(0.0)
         else:
@@ -144,6 +146,7 @@ class RankHost:
     def _note(self, beat: CoreBeat) -> None:
         if beat.refusal:
             raise EngineError(f"The core refused this machine: {beat.refusal}.")
+        # ranks of an earlier life of the core have nobody who reads their links
         if beat.life != self._core_life:
             self._end_ranks()
             logger.info("Machine %d serves the core at %s.", self._beat.node, self._endpoint)

@@ -102,8 +102,10 @@ class ExternalLauncherExecutor(LocalWorkers):
         rows.difference_update(new.row for new in plan.added)  # these bring all of their ids
         while any(step.comes_before(rows) for step in self._unread):
             self.settle_oldest()
+        # before it runs: different steps would wait for each other in their exchanges
         self._peers.require_same(plan)
         for new in plan.added:
+            # the row had another request, whose drafts are left
             self._drafts.pop(new.row, None)
         tokens, self._tokens = self._tokens, []
         return AlikeStep(self, plan, self._begin(plan, tokens))
@@ -178,6 +180,7 @@ class ExternalLauncherExecutor(LocalWorkers):
             if not is_sent:
                 stages.send_failure()
             if not is_launched:
+                # its changes of rows count on all ranks
                 self.worker.launch(only_changes(plan), None, tokens)
             raise self._fail(error) from error
 
@@ -199,6 +202,7 @@ class ExternalLauncherExecutor(LocalWorkers):
             return error
         if self._connections.tensors is not None:
             self._connections.tensors.group.abort(f"rank {self.place.rank} failed: {error}")
+        # those whose step has gone well wait there, in `_agree`
         self._peers.numbers(1, 0)
         return self._recover(error)
 
@@ -301,6 +305,7 @@ def connect(launched: LaunchedProcess, mesh: Mesh, config: WorkerConfig) -> Laun
         is_host=is_host,
     ).anew()
     place = mesh.place(rank)
+    # the one that samples is the first: others take its numbers and its bytes
     order = [(mesh.sampling_rank + n) % mesh.world_size for n in range(mesh.world_size)]
     peers = Peers(meeting.among("world", order).open_group())
     tensors = None
@@ -342,6 +347,7 @@ def _agreed(config: WorkerConfig, peers: Peers) -> WorkerConfig:
             "lora_config": config.adapters,
         }
     )
+    # engines that plan the same need pools of one size
     fewest = min(count for (count,) in peers.numbers(memory.num_blocks))
     memory = msgspec.structs.replace(memory, num_blocks=fewest)
     return replace(config, memory=memory)

@@ -87,6 +87,7 @@ class RankLink:
     def _wait_to_send(self) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
+        # both ends may be sending, and would otherwise wait for each other for ever
         if any(events & select.POLLIN for _, events in poll.poll()):
             self._read()
 
@@ -99,6 +100,7 @@ class RankLink:
             except ConnectionResetError as error:
                 raise EOFError("the other end of the link is closed") from error
             if not data:
+                # what came before the end is served first; the next read finds the end again
                 if self._messages:
                     return
                 raise EOFError("the other end of the link is closed")
@@ -111,6 +113,7 @@ class RankLink:
     def _split(self) -> None:
         """Cut whole messages off what has come."""
         while (size := self._first_size()) is not None and len(self._received) >= size:
+            # a copy, since a buffer that is viewed cannot be shortened
             whole = memoryview(bytes(self._received[:size]))
             del self._received[:size]
             self._messages.append(frames_in(whole))

@@ -79,6 +79,7 @@ class Peers:
     def gather(self, data: bytes) -> list[bytes]:
         """The bytes of each process, first those of the one that samples."""
         sizes = [size for (size,) in self.numbers(len(data))]
+        # an exchange has one size for all
         padded = torch.zeros(1, max(sizes) or 1, dtype=torch.uint8)
         if data:
             padded[0, : len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)

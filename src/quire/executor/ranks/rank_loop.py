@@ -80,6 +80,7 @@ class RankLoop:
         if isinstance(task, AskHostIds):
             self._ask(task)
             return
+        # exchanges of a task that has failed must not meet those of this one
         self._rejoin(task.num_aborts)
         self._settle(task.settled)
         if isinstance(task, Launch):
@@ -111,6 +112,7 @@ class RankLoop:
             moves_rows = self._agree(step.moves_rows)
         except Exception as error:
             self._fail(task.serial, error)
+            # the next stage waits for hidden states
             if not is_sent:
                 self._stages.send_failure()
             if not is_launched:  # its changes of rows count on all ranks
@@ -146,6 +148,7 @@ class RankLoop:
 
     def _fail(self, serial: int, error: BaseException) -> None:
         """Tell the core, and only then those who wait for this rank."""
+        # these follow from a failure elsewhere, which is logged there
         if not isinstance(error, ExchangeAborted | DroppedStep):
             logger.error("rank %d failed in a task", self._place.rank, exc_info=error)
         self._answer(RankAnswer(serial, failure=failure_of(error)))

@@ -80,7 +80,7 @@ class _IgnoredUpdate:
 class WorkerWeights:
     """The weights of a worker's model as they are changed from outside.
 
-    Invariant: at most one update is under way; `mixture` says why the model must not run.
+    Invariant: at most one update is under way; while `mixture` is set, the model must not run.
     """
 
     def __init__(
@@ -157,6 +157,7 @@ class WorkerWeights:
                 f"{type(self._engine).__name__} has no updates of networks that draft "
                 "(supports_draft_weight_update)."
             )
+        # a session begins with whole weights
         self._end_loading()
         self._update = self._begin(is_draft)
         self._is_session = True
@@ -190,6 +191,7 @@ class WorkerWeights:
     def commit(self, token: str = "") -> None:
         """The session has ended on all workers; `token` names the update."""
         self._is_prepared = False
+        # only now: before, another worker might lack the update
         if self._snapshots is not None and token:
             self._snapshots.keep(token, self._tensors())
 
@@ -304,6 +306,7 @@ class WorkerWeights:
             raise WeightUpdateError(f"The weights of the {whose} are a mixture: send them first.")
         self._is_draft = is_draft
         self._before_change()
+        # a snapshot has the weights that are about to change
         if self._snapshots is not None:
             self._snapshots.drop()
         return open_update(is_repair=self.mixture is not None)
