@@ -87,6 +87,7 @@ class ExpertExchange:
         """
         flags = _UNFINISHED * is_unfinished | _ENDING * self.is_ending
         self.num_rounds += 1
+        # with its number: cores in different rounds would give each other rows of different layers
         gathered = self._all_gather([self.num_rounds, flags])
         if any(number != self.num_rounds for number, _ in gathered):
             self._is_broken = True
@@ -123,6 +124,7 @@ class ExpertExchange:
         self._passed += 1
         wanted = self._all_gather(counts)
         bounds, here = self._bounds, self.experts
+        # all cores see the same counts, so all leave the exchanges out
         if not any(map(any, wanted)):
             return rows, []
         theirs = [row[here.start : here.stop] for row in wanted]
@@ -151,6 +153,7 @@ class ExpertExchange:
             return self._run(layer, rows, counts), [False] * len(counts)
         except Exception:
             logger.exception("experts of layer %d failed; each core's rows are tried alone", layer)
+        # what fails on rows of one core must not cost the others theirs
         results, failures = torch.zeros_like(rows), [False] * len(counts)
         parts = rows.split([sum(row) for row in counts])
         targets = results.split([sum(row) for row in counts])

@@ -38,8 +38,8 @@ class SharedBuffer:
     """
 
     def __init__(self, nbytes: int, *, lasts: bool = False) -> None:
-        """lasts: it is used in one update after the other, and workers keep it mapped between them.
-        Raises OSError where there is no room.
+        """With `lasts` it is used in one update after the other, and workers keep it mapped between
+        them. Raises OSError where there is no room.
         """
         _remove_orphans()
         self.nbytes = max(1, nbytes)
@@ -47,6 +47,7 @@ class SharedBuffer:
         self._path = _FOLDER / (name + "-lasting" * lasts)
         fd = _made(self._path)
         try:
+            # pages that are only found missing when they are written would end the process
             os.posix_fallocate(fd, 0, self.nbytes)
             self._pages = mmap.mmap(fd, self.nbytes)  # has a copy of the descriptor
         except BaseException:

@@ -559,6 +559,8 @@ class BlockTransfers:
         evicted: Sequence[BlockKey],
         generation: int,
     ) -> None:
+        # before the generation is looked at: what was held and room for the next file come back in
+        # any case
         if content.num_holders:
             self._host.release(key, content)
         self._write_next()

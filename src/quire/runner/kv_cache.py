@@ -92,6 +92,7 @@ class KVCache:
     def nbytes(self) -> int:
         """The memory of all blocks in bytes."""
         parts = (part.untyped_storage() for view in self._views for part in view.parts)
+        # views of one slot share their memory, which counts once
         return sum({storage.data_ptr(): storage.nbytes() for storage in parts}.values())
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -60,8 +60,8 @@ class DiskStore:
     def __init__(
         self, folder: Path, root: str, max_bytes: int, mac_key: bytes | None = None
     ) -> None:
-        """mac_key: of a folder that others may write to; at most 64 bytes. Raises InvalidParameter
-        for such a folder without one, and for one that cannot be made.
+        """`mac_key`, of at most 64 bytes, is that of a folder to which others may write. Raises
+        InvalidParameter for such a folder without one, and for one that cannot be made.
         """
         self._mac_key = mac_key
         self._modes = (0o700, 0o600) if mac_key is None else (0o770, 0o660)
@@ -102,6 +102,7 @@ class DiskStore:
         """
         path = self._path(key)
         full = self._top / path
+        # one byte more than a file may have: a longer one is not whole
         head, beyond = bytearray(HEAD_BYTES), bytearray(1)
         try:
             with open(full, "rb", buffering=0, opener=_without_links) as file:
@@ -141,6 +142,7 @@ class DiskStore:
         if size > self._max_bytes:
             return []
         evicted = self._make_room(size)
+        # in the same folder, since a file system renames at once only within itself
         part = self.folder / f"{secrets.token_hex(8)}{_HALF_WRITTEN}"
         (self._top / path).parent.mkdir(mode=self._modes[0], exist_ok=True)
         _write_file(part, self._head(key, content, checksum), content, self._modes[1])
@@ -162,6 +164,7 @@ class DiskStore:
                 self._changes[path] = size
             self._until_look -= size
             looks = self._until_look < 0 and self._changes is None
+        # outside of the lock, as a folder of many files takes long to read
         if looks:
             self._look()
         return evicted
@@ -189,6 +192,7 @@ class DiskStore:
         """The checksum of the content, if this is the head of a file of it."""
         checksum: bytes = _HEAD.unpack_from(head)[-1]
         wanted = self._head(key, content, checksum)
+        # in constant time: how long it takes must not tell how much of a MAC is right
         return checksum if hmac.compare_digest(bytes(head), wanted) else None
 
     def _path(self, key: BlockKey) -> str:
@@ -256,6 +260,7 @@ class DiskStore:
             for name in names:
                 path = os.path.join(folder, name)
                 try:
+                    # a link counts as what it is, and is neither read nor deleted
                     about = os.stat(path, follow_symlinks=False)
                 except OSError:
                     continue

@@ -35,11 +35,12 @@ class HostStore(Generic[S]):
     """
 
     def __init__(self, slots: Sequence[S], table: SlotTable) -> None:
-        """table: of the memory of the slots. What it has already is kept."""
+        """`table` is that of the memory of the slots. What it has already is kept."""
         self._slots, self._table = slots, table
         self._by_key: OrderedDict[BlockKey, StoredContent[S]] = OrderedDict()
         self._num_uses = 0
         self._num_held = 0
+        # the order of use goes on where the process before this one has left it
         found = sorted(table.entries(), key=lambda entry: entry.used)
         for entry in found:
             if entry.key in self._by_key:
@@ -126,6 +127,7 @@ class HostStore(Generic[S]):
         """Forget a content."""
         content = self._by_key.pop(key)
         self._table.clear(content.place)
+        # a reader still has the slot, which `release` then frees
         if not content.num_holders:
             self._free.append(content.place)
 

@@ -48,8 +48,9 @@ class SlotTable:
     def __init__(
         self, slot_bytes: int, count: int, root: bytes = b"", fd: int = -1, offset: int = 0
     ) -> None:
-        """fd: of memory that others may have filled before; -1: this process's own. Contents of
-        another `root`, of 40 bytes, or of other slots are forgotten. offset: a multiple of 4096.
+        """`fd` is that of memory which others may have filled before; -1: this process has its own.
+        Contents of another `root`, of 40 bytes, or of other slots are forgotten. `offset` is a
+        multiple of 4096.
         """
         self.slot_bytes, self.count = slot_bytes, count
         self._slots_at = _slots_at(count)

@@ -41,8 +41,8 @@ _MOST_ON_THE_WAY = 4
 
 @dataclass
 class NCCLTrainerInitInfo:
-    """A process group of the trainer's first rank and all workers. `world_size` counts both.
-    packed: tensors are put together into buffers, on a GPU; gloo sends each from where it lies.
+    """A process group of the trainer's first rank and all workers. `world_size` counts both. With
+    `packed`, tensors are put together into buffers, on a GPU; gloo sends each from where it lies.
     """
 
     master_address: str
@@ -57,9 +57,9 @@ class NCCLTrainerInitInfo:
 
 @dataclass
 class IPCTrainerInitInfo:
-    """Memory of the host. packed: tensors are copied into one buffer, which is sent when it has
-    `packed_buffer_size_bytes`, few enough for a processor's cache. Otherwise all are sent at once,
-    and those that `share_parameters` has moved are read where they are.
+    """Memory of the host. With `packed`, tensors are copied into one buffer, which is sent when it
+    has `packed_buffer_size_bytes`, few enough for a processor's cache. Otherwise all are sent at
+    once, and those that `share_parameters` has moved are read where they are.
     """
 
     packed: bool = True
@@ -123,6 +123,8 @@ class GroupSender(WeightSender):
 
     def _send(self) -> None:
         tensors, most = iter(self._source), self._info.packed_buffer_size_bytes
+        # whole layers, which the engine loads from where they were received, keeping no part for
+        # later
         for group in layer_runs(self._source.metadata(), most):
             while_engine(
                 partial(self._client.update_weights, described(group)),

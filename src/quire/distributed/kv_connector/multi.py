@@ -126,6 +126,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):
             each.shutdown()
 
     def settle(self) -> bool:
+        # a list, so that each of them is asked whatever the others say
         have_ended = [each.settle() for each in self._connectors]
         return all(have_ended)
 
@@ -209,6 +210,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):
         return any(each.has_pending_push_work() for each in self._connectors)
 
     def reset_cache(self) -> bool | None:
+        # a list, as in `settle`
         found = [each.reset_cache() for each in self._connectors]
         known = [each for each in found if each is not None]
         return all(known) if known else None

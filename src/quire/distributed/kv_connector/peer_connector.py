@@ -370,6 +370,7 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
         found = self._remotes.get(request.request_id)
         if found is None or request.request_id in self._used:
             return 0, False
+        # the last token is computed here: the first one that is drawn follows from its logits
         most = min(found[1], request.num_tokens - 1)
         count = most // self._block_size * self._block_size - num_computed_tokens
         if count <= 0 or count < self._settings.least_tokens:
@@ -407,6 +408,7 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: ConnectorRequest, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
+        # also of a request that fails: its peer keeps blocks for nobody else
         self._release(request.request_id)
         params = request.kv_transfer_params
         has_result = request.status in (

@@ -98,9 +98,9 @@ class PeerClient:
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """keys: of the secret that peers have to know. sizes: bytes of a block of each KV
-        group. write: copies host memory into a block of a group. patience_s: a pull without
-        progress for so long has failed.
+        """`keys` are those of the secret that peers have to know; `sizes`, the bytes of a block of
+        each KV group; `write` copies host memory into a block of a group. A pull without progress
+        for `patience_s` has failed.
         """
         self._keys, self._sizes, self._root, self._write = keys, list(sizes), root, write
         self._patience_s, self._beat_s, self._clock = patience_s, lease_s / 6, clock
@@ -202,6 +202,7 @@ class PeerClient:
         self._look_at_times()
 
     def _take(self, address: tuple[str, int], link: _Link) -> None:
+        # no more at a time: other peers, and the times, have their turn
         for _ in range(_WINDOW):
             if not link.socket.poll(0):
                 return
@@ -243,6 +244,7 @@ class PeerClient:
             self._end(link, number, pull, "another engine is at its address now")
             return
         count = _WINDOW - len(pull.asked)
+        # half a window at least: one message asks for several blocks
         if not pull.to_ask or count < _WINDOW // 2:
             return
         now, pull.to_ask = pull.to_ask[:count], pull.to_ask[count:]
@@ -281,6 +283,7 @@ class PeerClient:
     def _begin(self, pull: _Pull) -> None:
         address = pull.remote.host, pull.remote.port
         pull.progress = now = self._clock()
+        # waiting for it would delay each request by the patience, and its K/V can be computed
         if now < self._down_until.get(address, 0.0):
             self._report(pull)
             return
@@ -335,6 +338,7 @@ class PeerClient:
             self._held[remote] = left
             return
         address = remote.host, remote.port
+        # without this word the lease ends by itself
         if self._clock() >= self._down_until.get(address, 0.0):
             self._tell(address, Done(remote.lease))
 

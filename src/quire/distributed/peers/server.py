@@ -92,8 +92,8 @@ class PeerServer:
         limits: LeaseLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """port: 0: a free one. sizes: bytes of a block of each KV group. read: copies a block of a
-        group to host memory. Raises OSError for an address that is taken.
+        """`port` 0: a free one. `sizes` are the bytes of a block of each KV group; `read` copies a
+        block of a group to host memory. Raises OSError for an address that is taken.
         """
         self.host, self.engine_id = host, engine_id
         self._sizes, self._root, self._read, self._clock = list(sizes), root, read, clock
@@ -139,6 +139,7 @@ class PeerServer:
             if not self._has_room(blocks):
                 self.num_refused += 1
                 return False
+            # a router may name two requests alike: the later one counts
             self._drop(lease)
             now = self._clock()
             self._leases[lease] = _Lease(
@@ -164,6 +165,7 @@ class PeerServer:
         self._uses.subtract(lease.blocks.values())
         for block in lease.blocks.values():
             if not self._uses[block]:
+                # the number of entries is that of blocks under leases
                 del self._uses[block]
         self._has_news.set()
         return True
@@ -217,6 +219,7 @@ class PeerServer:
             return
         if isinstance(message, PullHello):
             self._welcome(puller, message)
+        # asked each time: weights may have changed since the welcome
         elif (root := self._root()) is None or self._pullers.get(puller) != root:
             if isinstance(message, Read):
                 self._send(
@@ -280,6 +283,7 @@ class PeerServer:
                 self.num_expired += self._drop(name)
 
     def _send(self, puller: bytes, message: Message, *content: bytes) -> None:
+        # a puller that takes nothing in finds that its pull makes no progress
         with contextlib.suppress(zmq.Again):
             frames = [puller, to_msgpack(message), *content]
             self._socket.send_multipart(frames, zmq.NOBLOCK)
