@@ -249,6 +249,7 @@ class RayProcess(DistantProcess):
         process.
         """
         has_news = self._news.wait(timeout_s)
+        # before the look at the ending: one that comes after it is news again
         self._news.clear()
         if self._ending is not None:
             raise _Killed
@@ -270,6 +271,7 @@ class RayProcess(DistantProcess):
             if self._actor is not None:
                 ray.kill(self._actor)
             self._room.give_back()
+        # the cluster may be gone; it takes back by itself what a dead owner had
         except Exception as error:
             logger.debug("The Ray cluster did not take %s back: %s", self._name, error)
 

@@ -128,6 +128,7 @@ class BlockTables:
             for index, group in enumerate(self.groups):
                 size = group.block_size
                 length = group.longest_hit(finder(request, index), length // size) * size
+            # no chunk may begin within a picture whose positions see each other
             if request.media:
                 length = request.end_of_chunk(0, length) // self.key_size * self.key_size
             if length == before:
@@ -165,11 +166,13 @@ class BlockTables:
         ]
         found = [block for table in tables for block in table if block != NULL_BLOCK]
         cached = [block for block in found if block != _TO_LOAD]
+        # a cached block that nobody holds counts as free until it is held
         cost = len(found) - len(cached) + sum(map(self.pool.is_free, cached))
         if self.states is not None:
             cost += self.states.load_cost(request, length)
         if cost + outstanding > self.pool.num_free:
             return []
+        # held first: `allocate` evicts what nobody holds
         self.pool.touch(cached)
         loaded: list[tuple[int, BlockKey]] = []
         if self.states is not None:
@@ -186,6 +189,7 @@ class BlockTables:
                     loaded.append((table[index], self._key(request, number, index)))
         request.block_ids = tuple(tables)
         request.num_published_tokens = request.num_hit_tokens
+        # others that want the same wait for this load
         for key in request.keys[request.num_hit_tokens // self.key_size : length // self.key_size]:
             self._writing.setdefault(key, request)
         request.num_hit_tokens = length
@@ -249,6 +253,7 @@ class BlockTables:
         tables = []
         for index in range(len(self.groups)):
             table = self._hit_table(request, index)
+            # held first, as in `begin_load`
             self.pool.touch(block for block in table if block != NULL_BLOCK)
             tables.append(table)
         if request.num_unloaded_tokens:
@@ -287,6 +292,7 @@ class BlockTables:
         if request.snapshot_ends:
             end = next((end for end in request.snapshot_ends if end > computed), computed + want)
             want = min(want, end - computed)
+        # a bound without looking at the tables, which suffices unless the pool is nearly full
         most_missing = len(self.groups) * (want // self.key_size + 1)
         if most_missing > self.pool.num_free:
             want = self._fitting(request, want)
@@ -387,6 +393,7 @@ class BlockTables:
         """Release all blocks of the request, the tail first."""
         if self.states is not None:
             self.states.release(request)
+        # the tail first, so that it is evicted before the beginning, which more prompts share
         for table in request.block_ids:
             self.pool.release(block for block in reversed(table) if block != NULL_BLOCK)
         request.block_ids = ()
@@ -414,6 +421,7 @@ class BlockTables:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; False (and no change) while any block is in use."""
+        # one block is the null block, which is never free
         if self.pool.num_free != self.pool.num_blocks - 1:
             return False
         self.pool.forget_all()

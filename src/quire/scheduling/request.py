@@ -372,6 +372,7 @@ def find_stop(request: Request, num_new: int) -> tuple[Stop | None, int]:
     output = request.output_token_ids
     later = output[len(output) - num_new + 1 :]
     del output[len(output) - num_new + 1 :]
+    # token by token, since `check_stop` looks at the end of the output
     for dropped in range(num_new - 1, 0, -1):
         stop = check_stop(request)
         if stop is not None:
@@ -403,6 +404,7 @@ def _repeats(output: list[int], smallest: int, largest: int, count: int) -> bool
         if length > len(output):
             return False
         tail = output[-length:]
+        # equal to itself moved by one pattern: then all of its patterns are equal
         if tail[size:] == tail[:-size]:
             return True
     return False

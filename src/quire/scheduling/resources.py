@@ -48,7 +48,9 @@ class Resources:
     """The resources of a scheduler, queried in order."""
 
     def __init__(self, tokens: TokenBudget, held: Sequence[Resource]) -> None:
-        """tokens: the budget of the current step. held: what a request holds while it has a row."""
+        """`tokens` is the budget of the current step; `held`, what a request holds while it has a
+        row.
+        """
         self._tokens = tokens
         self._held = held
 
@@ -63,6 +65,8 @@ class Resources:
         """
         granted = self._tokens.offer(request, request.num_tokens - request.num_hit_tokens)
         if granted == 0:
+            # a prompt that must not be split waits for a step with more room, and nobody overtakes
+            # it
             return 0, True
         for resource in self._held:
             granted = resource.offer(request, granted)
@@ -115,7 +119,9 @@ class TokenBudget:
         self._num_drafts = 0
 
     def begin(self, allowance: PromptAllowance | None = None) -> None:
-        """Start the budget of a new step; allowance: that of its prompts (None: there is none)."""
+        """Start the budget of a new step; `allowance` is that of its prompts (None: there is
+        none).
+        """
         self.allowance, self._used = allowance, 0.0
         if self._taken:
             self._taken = {}
@@ -277,7 +283,7 @@ class BlockBudget:
     is_exhausted = False
 
     def __init__(self, memory: BlockTables, running: Sequence[Request]) -> None:
-        """running: requests with uncomputed tokens; those that are admitted come last."""
+        """`running` has the requests with uncomputed tokens, the admitted ones last."""
         self._memory = memory
         self._running = running
         self._num_counted = 0

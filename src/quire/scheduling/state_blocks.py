@@ -65,11 +65,13 @@ class StateBlocks:
         """
         sources = self.snapshots(request, hit)
         is_free = [self._pool.is_free(source) for source in sources]
+        # held first: allocating the rings evicts what nobody holds
         self._pool.touch(sources)
         request.num_state_updates = 0
         for i, (number, group) in enumerate(self._groups.items()):
             ring = request.block_ids[number]
             if hit and request.takes_snapshot and is_free[i]:
+                # the request writes over it
                 self._pool.forget(sources[i])
                 ring.append(sources[i])
             ring += self._allocate(group.ring_size - len(ring))
@@ -109,6 +111,7 @@ class StateBlocks:
         found = [request for request in requests if request.snapshots]
         for request in found:
             dropped = {block for blocks in request.snapshots.values() for block in blocks}
+            # whoever gets these blocks next must not find a copy in them
             self._copies = [copy for copy in self._copies if copy[1] not in dropped]
             for end in list(request.snapshots):
                 self._forget_plan(request, end)
@@ -116,6 +119,7 @@ class StateBlocks:
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """Make snapshots findable once steps up to `num_tokens` tokens have succeeded."""
+        # the copy is made by the step after the chunk that ends there
         for end in [end for end in request.snapshots if end < num_tokens]:
             for group, block in zip(self._groups, request.snapshots[end], strict=True):
                 self._pool.publish(block, (self._key(request, end), group), request, end)
@@ -165,6 +169,7 @@ class StateBlocks:
     def take_changes(self) -> tuple[list[tuple[int, int]], list[int]]:
         """Return the current plan's copies and blocks to zero."""
         changes = self._copies, self._zeroed
+        # whoever gets them from now on writes in a later step
         self._pool.release(self._sources)
         self._copies, self._zeroed, self._sources = [], [], []
         return changes

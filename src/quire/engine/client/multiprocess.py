@@ -63,6 +63,7 @@ class MPClient(HasCounterparts):
 
     def abort_requests(self, handles: Sequence[int | str]) -> None:
         own = self._direct.handles_of(handles)
+        # a fork of the owner that ends must not end the owner's requests
         if not self._is_closed and self.remote.is_ours:
             self._cores.abort_requests(own)
         self._direct.drop(own)
@@ -211,6 +212,7 @@ class AsyncMPClient(MPClient):
     def shutdown(self, timeout: float | None = None) -> None:
         self._detach()
         super().shutdown(timeout)
+        # who waits for outputs learns that the engine is closed
         self._announce()
 
     def _attach(self) -> asyncio.AbstractEventLoop:
@@ -220,6 +222,7 @@ class AsyncMPClient(MPClient):
             self._detach()
             self._loop = loop
             loop.add_reader(self.remote.wakeup.fileno(), self._on_arrival)
+            # what has come while no loop listened
             self._check()
         return loop
 

@@ -109,6 +109,7 @@ def core_parts(
     adapters: CoreFeature = AdaptersOff()
     if plan.adapters is not None:
         most = plan.adapters.max_cpu_loras
+        # launched engines read adapters in the same step, as they have to plan the same
         adapters = AdapterStore(scheduler, executor, most, reads_aside=not is_alike)
     grammars = GrammarCompiler(
         vocabulary_source(plan.model, plan.sampling),
