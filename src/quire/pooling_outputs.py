@@ -111,7 +111,7 @@ class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput], gc=False):
 
     @classmethod
     def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
-        """Of a pooled prompt. Raises ValueError for a result with other than one axis."""
+        """From a pooled prompt. Raises ValueError for a result with other than one axis."""
         return _of_base(cls, base, EmbeddingOutput.from_base(base.outputs))
 
 
@@ -120,7 +120,7 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput], gc
 
     @classmethod
     def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> ClassificationRequestOutput:
-        """Of a pooled prompt. Raises ValueError for a result with other than one axis."""
+        """From a pooled prompt. Raises ValueError for a result with other than one axis."""
         return _of_base(cls, base, ClassificationOutput.from_base(base.outputs))
 
 
@@ -129,7 +129,7 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput], gc=False):
 
     @classmethod
     def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> ScoringRequestOutput:
-        """Of a pooled pair. Raises ValueError for a result with more than one number."""
+        """From a pooled pair. Raises ValueError for a result with more than one number."""
         return _of_base(cls, base, ScoringOutput.from_base(base.outputs))
 
 

@@ -20,7 +20,7 @@ from quire.config.args.option import default_of
 from quire.errors import LoadError
 
 PARTS = ("interpreter", "planning", "imports", "engine", "first step")
-"""Of a start. Planning imports all that needs no torch, which the imports after it are."""
+"""Parts of a start. Planning imports all that needs no torch, which the imports after it are."""
 BUILDER_PARTS = ("weights", "kv_memory", "recording")
 
 

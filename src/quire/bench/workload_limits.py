@@ -37,7 +37,7 @@ _INTEGERS = (
     CodeLayout("bytes", 8, None, has_zeros=False, rows=RowScheme()),
     CodeLayout("bitsandbytes-int8", 8, None, has_zeros=False, scale_name="SCB", rows=RowScheme()),
 )
-"""Of weights whose products are of int8 with int8."""
+"""Layouts of weights whose products are of int8 with int8."""
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ def _bytes_as_stored(
 
 
 def _bytes(form: WeightFormat | None, itemsize: int) -> float:
-    """Of one weight, with its part of the scales: an int4 group has one of two bytes."""
+    """The bytes of one weight, with its part of the scales: an int4 group has one of two bytes."""
     if form is None:
         return itemsize
     return 0.5 + 2 / form.group if form.name == "int4" else 1.0

@@ -36,9 +36,9 @@ _NO_LIMIT = 1 << 60
 """Version 1 control groups write a number near 2**63 for no limit."""
 
 _MAPPED_BYTES = 768 << 20
-"""Of address space that torch and the other libraries of a core map; measured: 670 MiB."""
+"""Address space that torch and the other libraries of a core map; measured: 670 MiB."""
 _DATA_BYTES = 256 << 20
-"""The same of private memory; measured: 250 MiB."""
+"""Private memory of the same; measured: 250 MiB."""
 _THREAD_BYTES = 72 << 20
 """A thread's stack, and the part of the address space that malloc reserves for it."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from quire.errors import LoadError
 
 LEAST_BYTES = 1 << 20
-"""Of a piece in a file; smaller tensors, as norms, are read in every step anyway."""
+"""Fewest bytes of a piece in a file; smaller tensors, as norms, are read in every step anyway."""
 
 
 def file_pages(folder: Path, num_bytes: int) -> mmap.mmap:

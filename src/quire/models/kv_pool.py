@@ -37,7 +37,7 @@ _MOST_LARGER = 8
 """Factor by which a block may exceed `block_size` to fill its page: a prefix hit is a
 multiple of it."""
 SNAPSHOT_SHARE = 0.25
-"""Of all blocks, that snapshots of recurrent states may have."""
+"""Share of the blocks that snapshots of recurrent states may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class KVPool:
 
     @property
     def slots(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Of each slot, the layers that have their memory there, each as (group, layer)."""
+        """The layers that have their memory in each slot, each as (group, layer)."""
         groups = [(g, group) for g, group in enumerate(self.groups) if group.kind != "none"]
         count = max((len(group.layers) for _, group in groups), default=0)
         return tuple(
@@ -149,6 +149,7 @@ class KVPool:
         """
         usable = num_blocks - 1  # the null block is never allocated
         low, high = 0, limit
+        # a longer request never needs fewer blocks
         while low < high:
             middle = (low + high + 1) // 2
             if self.least_blocks(middle, is_chunked=is_chunked) <= usable:

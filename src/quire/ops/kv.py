@@ -37,10 +37,10 @@ LARGEST_NUMBER = {torch.int8: 127.0, FP8: LARGEST}
 magnitude becomes."""
 
 FixedScales = tuple[float, float]
-"""Of a layer's keys and of its values, fp32."""
+"""Scales of a layer's keys and of its values, fp32."""
 
 SCALE_BYTES = 4
-"""Of a key's or a value's scale."""
+"""Bytes of the scale of a key or a value."""
 
 
 class Blocks(Protocol):

@@ -88,6 +88,7 @@ def bind(
     variant: list[str] = []
     takes_rows = False
     groups = {record.group: _members(record.group) for record in CATALOG.values()}
+    # as groups: ops that share a format read and write each other's memory
     for group, members in groups.items():
         wanted = [settled[group]] if group in settled else [n for n in order if n != PLAIN]
         provider, why = _first_that_serves(wanted, members, table, facts, missing)

@@ -23,7 +23,7 @@ _MUTABLE = (
     *("_all_stop_token_ids", "_bad_words_token_ids"),
 )
 _FLAT = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "_all_stop_token_ids")
-"""Of these, containers of plain values: a deep copy takes half a second for a million."""
+"""Fields that are containers of plain values: a deep copy takes half a second for a million."""
 
 
 class ModelBounds(Protocol):

@@ -29,7 +29,7 @@ from quire.runner.devices.copy_queue import Arrival
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 32 << 20
-"""Of one allocation of pinned memory: torch rounds each up to a power of two."""
+"""Bytes of one allocation of pinned memory: torch rounds each up to a power of two."""
 
 
 class OffloadedWeights:
@@ -167,6 +167,7 @@ class _StoredLayer:
         """Take the tensors' memory; those that share memory go on sharing it."""
         tensors = list({id(tensor): tensor for tensor in tensors}.values())
         memories, spots, end = {}, [], 0
+        # the smallest items first: only they count every byte of memory that several share
         for tensor in sorted(tensors, key=lambda tensor: tensor.itemsize):
             address = tensor.untyped_storage().data_ptr()
             if address not in memories:

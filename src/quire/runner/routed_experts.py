@@ -92,7 +92,7 @@ class ExpertRecorder:
             self._reported[span.row] = span.end
 
     def handle(self, row: int) -> int:
-        """Of the request in a row."""
+        """The handle of the request in a row."""
         return int(self._rows.handles[row])
 
 

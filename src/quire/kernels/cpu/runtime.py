@@ -61,7 +61,7 @@ class CpuRuntime:
         self.program: Program | None = None
         self._given: list[Tensor] = []
         self._found: list[bool] | None = None
-        """Of each packing, whether there was NaN; None: nobody asks."""
+        """Whether there was NaN, by packing; None: nobody asks."""
 
     @property
     def isa(self) -> str:

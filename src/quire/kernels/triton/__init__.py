@@ -43,15 +43,15 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FIXED_SHAPE = (64, 64)
 FAST_SHAPE = (16, 128)
 FAST_LATENT_SHAPE = (16, 64)
-"""Of tiles of queries, at least and at best. Where bits must not depend on the step, all have one
-shape and no keys are shared: a token computed alone is then the token computed within a prompt.
+"""Sizes of tiles of queries, at least and at best. Where bits must not depend on the step, all have
+one shape and no keys are shared: a token computed alone is then the token computed within a prompt.
 """
 
 _SMS = 132
 _PROGRAMS = 2 * _SMS
 """Programs that keep a large GPU's memory busy; for latents, one for each SM."""
 _KV_HEADS = 8
-"""Of a model that does not say."""
+"""K/V heads of a model that does not say."""
 
 
 def implementations(facts: Facts) -> tuple[Implementation, ...]:

@@ -30,8 +30,8 @@ whose numbers are lost goes on as one that looks well. The instruction costs a G
 _COLUMNS = 1024
 
 FLOAT32_WARPS = 8
-"""Of a program that multiplies in float32: without tensor cores every thread keeps whole rows of
-the operands in registers, so they are for few rows and many threads.
+"""Warps of a program that multiplies in float32: without tensor cores every thread keeps whole rows
+of the operands in registers, so they are for few rows and many threads.
 """
 
 

@@ -15,7 +15,7 @@ from quire.kernels.triton.launch import columns_of, dense, kernel, power_of_2
 from quire.ops.norm import NormWeight
 
 MAX_WIDTH = 32_768
-"""Of a row, which one program holds in registers."""
+"""Largest width of a row, which one program holds in registers."""
 
 
 @kernel

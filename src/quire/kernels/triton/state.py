@@ -20,9 +20,9 @@ from quire.ops.mixers.state import L2_EPS
 from quire.ops.norm import NormWeight
 
 _CHANNELS = 128
-"""Of a program where there are no heads."""
+"""Channels of a program where there are no heads."""
 _NUMBERS = 4096
-"""Of a state that a program keeps in registers."""
+"""Numbers of a state that a program keeps in registers."""
 
 
 @kernel

@@ -45,7 +45,7 @@ have the order of one.
 """
 
 INPUTS_AT_ONCE = 4
-"""Of a product, at least: a segment begins where they do."""
+"""Inputs that a product takes at once, at least: a segment begins where they do."""
 
 
 def shard(decoder: Decoder, size: int, group: int = 0) -> Decoder:

@@ -104,7 +104,7 @@ def _heads(spec: MedusaSpec) -> range:
 
 
 def _rows(head: Tensor, ids: Tensor | None) -> Tensor:
-    """Of a head over all ids those that are used."""
+    """The rows of a head over all ids that are used."""
     return head if ids is None or len(ids) == len(head) else head[ids]
 
 

@@ -92,7 +92,9 @@ def _rope(
 
 
 def _scale(c: ConfigReader, head_dim: int) -> float:
-    """Of scores: YaRN's factor for all dimensions belongs to queries and keys (DeepSeek-V2)."""
+    """The scale of scores: YaRN's factor for all dimensions belongs to queries and keys
+    (DeepSeek-V2).
+    """
     section: Any = only_section(c)
     scale = head_dim**-0.5
     weight = None if section is None else section.number("mscale_all_dim", None, minimum=0.0)

@@ -75,7 +75,7 @@ _MOST_LAYERS = 4096
 """Some twenty times those of the deepest models; each takes memory before its weights are read."""
 
 _MOST_EXPERTS = 2**17
-"""Of all layers together."""
+"""Most experts of all layers together."""
 
 
 def num_layers_of(c: ConfigReader, key: str = "num_hidden_layers") -> int:

@@ -19,7 +19,7 @@ from quire.models.spec import Activation, Decoder, LayerInputs, Norm
 from quire.ops import Batch, LinearWeight, NormWeight, Ops
 
 _DIVISOR = math.sqrt(2.0)
-"""Of the sum of both parts."""
+"""Divisor of the sum of both parts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,10 @@ LAST_STEP = 3
 _BLOCK = 32
 _MOST = {torch.float32: 0.02}
 _MOST_ROUNDED, _MOST_OF_EXPERTS = 0.1, 0.5
-"""Of the logits' deviation. A wrong position gives 0.12 and more, a mixed-up token 0.3. Rounding to
-16 bits gives 0.01, but a near tie between experts that falls the other way gives as much as a
-mistake, so that there only a warning can be given below a half."""
+"""Bounds of the logits' deviation. A wrong position gives 0.12 and more, a mixed-up token 0.3.
+Rounding to 16 bits gives 0.01, but a near tie between experts that falls the other way gives as
+much as a mistake, so that there only a warning can be given below a half.
+"""
 _MUCH = 0.1
 
 

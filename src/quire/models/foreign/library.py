@@ -186,7 +186,7 @@ def _check(architecture: str, config: Any) -> None:
 
 
 def _rope_types(parameters: object) -> Iterator[object]:
-    """Of rope_parameters, flat or one object per kind of layer."""
+    """The types in rope_parameters, flat or one object per kind of layer."""
     if isinstance(parameters, Mapping):
         if "rope_type" in parameters:
             yield parameters["rope_type"]

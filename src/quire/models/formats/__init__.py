@@ -61,7 +61,7 @@ _INSTEAD = (
 )
 
 KEYS = ("quantization_config", "compression_config", MLX_KEY)
-"""Of config.json, the second in old files of compressed-tensors."""
+"""Keys of config.json, the second in old files of compressed-tensors."""
 FILE = "quantization_file"
 """The key of a config for the name of the file that `KEYS[0]` is from, where that is another."""
 

@@ -13,7 +13,7 @@ from quire.models.formats.keys import group_size
 from quire.models.formats.storage import CodeLayout, Storage
 
 KEY = "quantization"
-"""Of config.json, where mlx-lm says it; it repeats the object as `quantization_config`."""
+"""The key of config.json where mlx-lm says it; it repeats the object as `quantization_config`."""
 
 _BITS = (2, 3, 4, 5, 6, 8)
 _OF_ALL = ("quant_method", "group_size", "bits", "mode", "quantize_input")

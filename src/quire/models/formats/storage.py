@@ -202,8 +202,8 @@ class CodeLayout:
         return "qweight"
 
     def num_bytes(self, outputs: int, inputs: int) -> int:
-        """Of the weight, with scales of 16 bits, or of 32 next to codes that are not packed, where
-        they have a factor, and those of blocks over several rows.
+        """The bytes of the weight, with scales of 16 bits, or of 32 next to codes that are not
+        packed, where they have a factor, and those of blocks over several rows.
         """
         groups = self.groups(inputs)
         if self.packing in _BYTES:

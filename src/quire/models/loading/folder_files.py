@@ -17,8 +17,8 @@ from quire.text.model_files import has_file
 LoadFormat = Literal[
     "auto", "safetensors", "pt", "mistral", "runai_streamer", "sharded_state", "dummy"
 ]
-"""Of an engine's plan, where nothing is automatic any more; models/loading/load_formats.py reads
-the files.
+"""Formats in an engine's plan, where nothing is automatic any more; models/loading/load_formats.py
+reads the files.
 """
 
 AUTOMATIC_FORMATS = ("auto", "hf", "mmap")

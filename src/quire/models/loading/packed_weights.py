@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 LEAST_BYTES = 64 << 20
 """Smaller models are packed in no time."""
 _SPARE_BYTES = 1 << 30
-"""Of the disk, that no file takes."""
+"""Bytes of the disk that no file takes."""
 _NICENESS = 10
 
 

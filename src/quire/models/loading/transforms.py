@@ -67,7 +67,7 @@ def from_leaves(stored: StoredTensor, leaves: Sequence[Tensor]) -> Tensor:
 
 
 def _num_experts(stored: StoredTensor) -> int:
-    """Of a tensor that holds all experts."""
+    """The number of experts in a tensor that holds all of them."""
     return len(stored.leaves) if "joined" in stored.steps else stored.shape[0]
 
 

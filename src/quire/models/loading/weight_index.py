@@ -14,9 +14,9 @@ from quire.text.model_files import has_file, read_text
 _MOST_INDEX_BYTES = 64 << 20
 """Some five times the largest published ones."""
 _MOST_INDEX_NAMES = 1_000_000
-"""Of tensors; each takes some 200 bytes of memory."""
+"""Most names of tensors; each takes some 200 bytes of memory."""
 _LONGEST_NAME = 255
-"""Of a file or a tensor."""
+"""Longest name of a file or a tensor."""
 
 
 class _Index(msgspec.Struct):

@@ -301,7 +301,7 @@ def _qkv_norm(make: Maker, at: str, a: Attention) -> NormWeight:
 
 
 def _slopes(make: Maker, at: str, alibi: Alibi, heads: int) -> Tensor:
-    """Of this worker's heads."""
+    """The slopes of this worker's heads."""
     # slopes follow from the number of heads of the whole model
     group = make.group_of(at + "o.weight")
     rank, size = (0, 1) if group is None else (group.rank, group.size)

@@ -61,7 +61,7 @@ _LATE_NOTE = (
     "texts, queries are not expanded, and no tokens are left out."
 )
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-"""Of a Dense module, the first that is there."""
+"""Files of a Dense module's weights; the first that is there counts."""
 
 
 _PLACES = {

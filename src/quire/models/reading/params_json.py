@@ -28,7 +28,7 @@ _LENGTHS = ("max_position_embeddings", "max_seq_len")
 _DEFAULT_LENGTH = 128_000
 """Length that other engines take for files without one."""
 _MOST_LAYERS = 10_000
-"""Of a list that is made here, with an entry for each."""
+"""Most layers of a model, since a list is made here with an entry for each."""
 _OFF = {
     "quantization": "full-precision weights; use the repository's Hugging Face files",
     "yarn": "no YaRN; use the repository's Hugging Face files",

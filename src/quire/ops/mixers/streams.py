@@ -17,7 +17,7 @@ from quire.ops.activation import moments
 from quire.ops.registry import WIDE, op
 
 LEAST_SQUARE = 1e-5
-"""Of a vector whose magnitude is changed, in the mean."""
+"""Least mean square of a vector whose magnitude is changed."""
 
 _STREAMS = "several residual streams"
 
@@ -158,6 +158,6 @@ def _matched(y: Tensor, like: Tensor) -> Tensor:
 
 
 def _mean_square(x: Tensor) -> Tensor:
-    """Of the last axis, [*, 1]."""
+    """The mean of the squares over the last axis, [*, 1]."""
     mean, deviation = moments(x)
     return mean * mean + deviation * deviation

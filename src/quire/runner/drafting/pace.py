@@ -15,7 +15,7 @@ import numpy as np
 from quire.runner.devices.device import Array
 
 _DECAY = 0.9
-"""Of what is known of a row's acceptance, per step."""
+"""Share of what is known of a row's acceptance that counts in the next step."""
 _PRIOR = 4.0
 """Drafts that the average of all rows counts for in that of one."""
 _NEWEST = 0.2

@@ -11,9 +11,9 @@ from quire.config.speculation import SuffixRules
 from quire.runner.drafting.suffix_trie import GrowingText, SuffixTrie, likeliest
 
 _MOST_NODES = 1_000_000
-"""Of the trie of outputs; a node takes some 100 to 300 bytes."""
+"""Most nodes of the trie of outputs; a node takes some 100 to 300 bytes."""
 _MOST_OWN_NODES = 200_000
-"""Of a request's own trie, which then stops growing."""
+"""Most nodes of a request's own trie, which then stops growing."""
 
 
 class OutputCache:

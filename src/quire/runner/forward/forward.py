@@ -185,6 +185,7 @@ class RecordedForward:
         programs, count = self._now, batch.num_tokens
         assert programs is not None, "the memory is released"
         for plan, group in zip(self._plans, batch.groups, strict=True):
+            # a program knows the stand-in alone, whose calls go to the step's plan
             if plan is not None and not isinstance(group, StateBatch):
                 plan.plan = group.plan
         if batch.embeds is not None:
@@ -204,6 +205,7 @@ class RecordedForward:
         programs = self._now.sampling
         assert programs is not None, "a model without logits"
         if last is None:
+            # the program of the step has computed them already
             if programs.decoded.last.is_part(hidden):
                 return programs.scores.of(len(hidden))
             return self._model.logits(*rows_of_step(hidden, self._slots, None))

@@ -285,9 +285,11 @@ class PoolingStep:
             chosen = np.flatnonzero(ids == prompt.params.step_tag_id)
             x = x[self._head.device.send(chosen)]
         layers = pooler.embed if prompt.params.task == "token_embed" else pooler.classify
+        # without any token a matrix of no rows, whose width the layers know
         results = layers(x) if len(x) else layers(hidden[:1])[:0]
         columns = prompt.params.returned_token_ids
         if not columns:
+            # layers may give back the step's hidden states, which the next step overwrites
             return results.clone()
         return results[:, self._head.device.send(np.array(columns, dtype=np.int64))]
 

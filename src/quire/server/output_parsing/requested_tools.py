@@ -30,8 +30,8 @@ class RequestedTools:
 
     @property
     def grammars(self) -> dict[str, str]:
-        """Of the custom tools whose input follows a grammar in Lark's notation, that grammar. The
-        schemas of `functions` cannot say it.
+        """Grammars, in Lark's notation, that the inputs of custom tools follow, by tool. The
+        schemas of `functions` cannot say them.
         """
         given = ((name, form) for name, form in self.inputs.items() if form is not None)
         return {name: definition for name, (syntax, definition) in given if syntax == "lark"}

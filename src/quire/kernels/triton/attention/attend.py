@@ -30,7 +30,7 @@ _LEAST_DOT = 16
 """tl.dot takes no smaller side."""
 
 _FLOAT32_LINES = 32
-"""Of a program at most, unless one token has more query heads; see FLOAT32_WARPS."""
+"""Most lines of a program, unless one token has more query heads; see FLOAT32_WARPS."""
 
 MERGED = 16
 """Shares that are merged at once."""

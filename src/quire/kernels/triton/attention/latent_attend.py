@@ -40,7 +40,7 @@ _LEAST_DOT = 16
 """tl.dot takes no smaller side."""
 
 _FEW_LINES = 32
-"""Of a program that multiplies in float32, or has little shared memory."""
+"""Lines of a program that multiplies in float32, or has little shared memory."""
 
 _FOR_MANY_LINES = 128 << 10
 """Bytes of shared memory from which a program has more lines: not on Ada."""
@@ -53,8 +53,8 @@ _FOR_RESULTS = 4 << 10
 """Bytes of shared memory that blocks leave for layouts to be changed."""
 
 _FLOAT32_COLUMNS = 64
-"""Of a latent, which a program multiplies at once, and whose means it makes: without tensor cores
-every thread keeps whole rows of the operands in registers.
+"""Columns of a latent that a program multiplies at once, and whose means it makes: without tensor
+cores every thread keeps whole rows of the operands in registers.
 """
 
 

@@ -25,7 +25,7 @@ _SCORES = ("softmax", "sigmoid", "softmax_topk")
 
 @kernel
 def _scores(x: tl.tensor, is_expert: tl.tensor, SCORE: tl.constexpr) -> Any:
-    """Of router logits x of one token."""
+    """The scores of one token's router logits x."""
     if SCORE == "softmax":
         weight = tl.where(is_expert, tl.exp(x - tl.max(tl.where(is_expert, x, float("-inf")))), 0.0)
         return weight / tl.sum(weight)

@@ -86,7 +86,9 @@ def _penalize_kernel(
     V: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
-    """Of the lanes that have the same token, the first to take its count does the work."""
+    """Edits each token once: among lanes that have the same one, the first to take its count does
+    the work.
+    """
     place = tl.program_id(0).to(tl.int64)
     id, is_token, _ = _tokens(history, places, history_stride, V, LANES)
     count = tl.atomic_xchg(counts + place * V + id, tl.zeros((LANES,), tl.int32), is_token)

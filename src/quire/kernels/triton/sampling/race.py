@@ -81,7 +81,7 @@ def window_kernel(
     SAMPLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Of row program_id(0): the largest entry, divided; what the entries weigh that min-p leaves;
+    """For row program_id(0), the largest entry, divided; what the entries weigh that min-p leaves;
     from which key on they are open and from which on they surely stay; none is collected yet.
     """
     index = tl.program_id(0).to(tl.int64)
@@ -155,7 +155,7 @@ def race_kernel(
     ROOM: tl.constexpr,
     DRAWS: tl.constexpr,
 ) -> None:
-    """Of chunk program_id(1) of row program_id(0): the winner (DRAWS), which is the largest entry
+    """For chunk program_id(1) of row program_id(0), the winner (DRAWS), which is the largest entry
     where the temperature is 0, else of those that surely stay the one with the largest exp(l -
     peak) / time; how many these are and what they weigh; and the open entries, collected.
     """

@@ -31,8 +31,8 @@ def _describe_kernel(
     V: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Of chunk program_id(1) of row program_id(0): its largest entry, the sum of exp(entry - that),
-    and how many entries are at least the token's -> [R, chunks].
+    """For chunk program_id(1) of row program_id(0), its largest entry, the sum of exp(entry -
+    that), and how many entries are at least the token's -> [R, chunks].
     """
     index = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)

@@ -33,7 +33,7 @@ _FINEST = tl.constexpr(1 << 12)
 """Precision with which keys of a window are sought."""
 _ID_BITS = tl.constexpr(20)
 MAX_WIDTH = 1 << 20
-"""Of a row, so that a key and an id are one number."""
+"""Largest width of a row, so that a key and an id are one number."""
 _UNIT = tl.constexpr(1 << 40)
 """Weight of the largest entry, where weights are whole numbers."""
 

@@ -24,11 +24,11 @@ _SIGNS = -0x77777778
 _ONES = {4: 0x11111111, 8: 0x01010101}
 """A one in each of a word's codes."""
 _ROWS = torch.zeros(())
-"""Of bitsandbytes, the order of a weight's bytes."""
+"""Stands for bitsandbytes' order of a weight's bytes."""
 _FLOATS = ("floats", "torchao-fp8")
 """Packings of numbers in e4m3."""
 _LARGEST_GROUP = 128
-"""Of those into which one group over all inputs is divided."""
+"""Largest of the groups into which one over all inputs is divided."""
 
 
 def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> CodedWeight:
@@ -99,7 +99,9 @@ def _table(layout: CodeLayout, parts: Parts) -> tuple[float, ...] | None:
 
 
 def _has_nan(codes: Tensor) -> bool:
-    """Of e4m3, whose only NaNs have all bits but the sign: the largest byte of either sign."""
+    """Whether codes of e4m3 have a NaN, which has all bits but the sign: the largest byte of either
+    sign.
+    """
     return bool(codes.max() == 0xFF) or bool(codes.view(torch.int8).max() == 0x7F)
 
 

@@ -22,7 +22,7 @@ Parts = Mapping[str, Tensor]
 """A module's tensors by what follows its name."""
 
 _MOST_BYTES = 10_000
-"""Of a state."""
+"""Most bytes of a state."""
 
 
 class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ def unpack_flattened(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Ten
 
 
 def _scales(layout: CodeLayout, parts: Parts) -> Tensor:
-    """Of all blocks, fp32."""
+    """The scales of all blocks, fp32."""
     stored = parts["weight.absmax"]
     if not layout.is_nested:
         return stored.float()

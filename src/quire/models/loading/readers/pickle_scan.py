@@ -21,7 +21,7 @@ from quire.errors import CorruptCheckpoint, LoadError
 _MOST_OPCODES = 4_000_000
 """Some forty for each of 100,000 tensors."""
 _LONGEST_SHAPE = 8
-"""Of one that stands in several places."""
+"""Longest shape that stands in several places."""
 _DEEPEST_TUPLE = 4
 """The arguments of a tensor, with its shape in them, have two levels."""
 _ORDERED_DICT = "collections.OrderedDict"
@@ -239,7 +239,9 @@ class _Scan:
         self._stack.append(_Named(name))
 
     def storage(self, _: Any) -> None:
-        """Of ('storage', class, key, device, number of values) and, in old files, None."""
+        """Make a storage of ('storage', class, key, device, number of values) and, in old files,
+        None.
+        """
         stated = self._stack.pop()
         match stated if isinstance(stated, tuple) else ():
             case ("storage", _Named(kind), str(key), str(), int(count)) | (
@@ -258,7 +260,7 @@ class _Scan:
         self._stack.append(found)
 
     def call(self, _: Any) -> None:
-        """Of a name and a tuple of arguments, which may make a tensor."""
+        """Call a name with a tuple of arguments, which may make a tensor."""
         match self._popped(2):
             case [_Named(name), tuple(arguments)] if _NEEDED.fullmatch(name):
                 if name in _TENSORS and not _is_within(name, arguments):
