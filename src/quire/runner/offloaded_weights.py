@@ -44,7 +44,9 @@ class OffloadedWeights:
     def __init__(
         self, driver: Driver, layers: Sequence[int], num_buffers: int, names: Sequence[str] = ()
     ) -> None:
-        """layers: which, ascending. names: of their products (loading/products.py); none: all."""
+        """`layers` are their numbers, ascending; `names`, those of their products
+        (loading/products.py); none: all.
+        """
         self._driver = driver
         self._layers = tuple(layers)
         self._num_buffers = num_buffers

@@ -13,7 +13,7 @@ class TokenTypes:
     """The types of rows' tokens: a part of the rows."""
 
     def __init__(self, num_rows: int, num_types: int) -> None:
-        """num_types: of the model."""
+        """`num_types` is the number of types that the model has."""
         self._num_types = num_types
         self._second = np.full(num_rows + 1, np.iinfo(np.int64).max)
 

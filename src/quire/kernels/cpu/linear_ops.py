@@ -154,6 +154,7 @@ class LinearOps:
         if nibbles is not None:
             return self._pack_nibbles(nibbles, bias, segments, gated, memory)
         shape, dtype = self._panel_shape(weight, stored_as, gated)
+        # who gives memory wants the panels there, and what was packed ahead lies elsewhere
         key = None if memory is not None else self.key_of(weight, stored_as, gated)
         ready = packed_memory([key], math.prod(shape) * dtype.itemsize)
         if ready is None:

@@ -133,6 +133,7 @@ def _place(model: Any) -> torch.device:
 
 def _text(vocab: int, model: Any) -> Tensor:
     """Ids on the model's device, without the padding token's, which some models do not count."""
+    # the same text at each start, so that what has passed once passes again
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, vocab, (sum(_LENGTHS),), generator=generator)
     padding = getattr(model.config.get_text_config(), "pad_token_id", None)

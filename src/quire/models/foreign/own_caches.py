@@ -119,6 +119,7 @@ class OwnCaches:
         `first`.
         """
         cache = _own_cache(self._text, self._caches)
+        # a text that begins has neither tokens nor states before it
         if not any(map(len, before.values())):
             return cache
         for place, c in enumerate(self._caches):

@@ -102,7 +102,7 @@ class MeasuredPace:
     """
 
     def __init__(self, num_tokens: int, num_rows: int, max_drafts: int) -> None:
-        """num_tokens: the most drafts of a row; max_drafts: of all rows of a step."""
+        """`num_tokens`: the most drafts of a row; `max_drafts`: the most of all rows of a step."""
         self._num_tokens = num_tokens
         self._max_drafts = max_drafts
         self._right = np.zeros(num_rows + 1)

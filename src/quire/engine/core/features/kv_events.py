@@ -46,10 +46,10 @@ class KVEvents(CoreFeature):
         of_connector: Callable[[], Iterable[AnyKVCacheEvent]] = tuple,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """rank: of the core among its data-parallel ones. is_cleared: another core published
-        before, whose contents are lost. adapter_of: what a request calls its adapter.
-        tier_contents: the media and the contents of the tier; events tell of `media`. of_connector:
-        takes a connector's own events.
+        """`rank` is that of the core among its data-parallel ones; `is_cleared`: another core
+        published before, whose contents are lost. `adapter_of` gives the name by which a request
+        calls its adapter; `tier_contents`, the media and the contents of the tier, of which events
+        tell those of `media`. `of_connector` takes a connector's own events.
         """
         self._tier_contents, self._media, self._of_connector = tier_contents, media, of_connector
         self._block_size = scheduler.memory.key_size

@@ -26,7 +26,7 @@ _MOST_BYTES = 10_000
 
 
 class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """State of one weight's blocks. dtype: of the weight before it was rounded."""
+    """State of one weight's blocks. `dtype` is that of the weight before it was rounded."""
 
     quant_type: str
     blocksize: int

@@ -40,7 +40,7 @@ class MistralFiles:
     """Read access by the names that `MistralForCausalLM` has on the hub."""
 
     def __init__(self, folder: Path, head_dim: int) -> None:
-        """head_dim: of queries and keys. Raises what `CheckpointFiles` raises."""
+        """`head_dim` is that of queries and keys. Raises what `CheckpointFiles` raises."""
         self._files = CheckpointFiles(folder, MISTRAL)
         self._head_dim = head_dim
         self._stored: dict[str, str] = {}
