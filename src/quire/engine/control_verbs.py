@@ -143,6 +143,7 @@ class ControlVerbs(WorkerVerbs):
         """
         return Utility("reset_encoder_cache")
 
+    # "keep" in a restarted core: the requests that it gets again had outlived the call
     @verb(begins="asleep", replay=lambda level=1, *_: (level, "keep"))
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> Utility[None]:
         """Stop scheduling and forget cached blocks. Level 0 keeps all memory; level 1 gives the KV
@@ -211,6 +212,7 @@ class ControlVerbs(WorkerVerbs):
     @verb(
         combine=all,
         keeps=lambda name, lora_id, *_: ("loaded", lora_id),
+        # not `load_inplace`: a restarted core has to read it anyway
         replay=lambda name, lora_id, folder, *_: (name, lora_id, folder, False),
     )
     def add_lora(self, lora_request: LoRARequest) -> Utility[bool]:

@@ -185,6 +185,7 @@ class OfflineRequests:
         try:
             return self._engine.step()
         except EngineDeadError:
+            # nothing is left of its requests that could be aborted
             raise
         except BaseException:
             self._engine.discard_all()
@@ -279,6 +280,7 @@ class DeferredInterrupt:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None
+        # a Ctrl-C must not hide the error
         if kind is None:
             self.check()
 

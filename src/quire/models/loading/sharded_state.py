@@ -127,6 +127,7 @@ def _parts(
     for leaf in leaves:
         values = read(leaf)
         assert isinstance(values, Tensor), f"{leaf.name} is in codes"
+        # a copy: a leaf is valid until the next one is read
         tensor = values.to("cpu", copy=True).contiguous()
         if part and max_size is not None and taken + tensor.nbytes > max_size:
             yield part

@@ -170,6 +170,8 @@ class WeightUpdate:
         if self._names.is_embedding(found.stored) and self._names.has_tied_head:
             self._tied["embedding"] = self._look_at(found.part, tensor)
             piece.checked.add(found.part)
+        # once something is written, an early look would save nothing: it is checked while it is
+        # packed
         elif not self.is_torn:
             self._check_values(found.part, tensor)
             piece.checked.add(found.part)

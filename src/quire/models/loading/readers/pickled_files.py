@@ -70,6 +70,7 @@ class PickledFiles:
 
     def _tensors(self, file: Path) -> dict[str, Tensor]:
         if self._open is None or self._open[0] != file:
+            # before the next one is read: the old form takes the memory of a whole file
             self._open = None
             self._open = file, read_pickle(file)
         return self._open[1]
