@@ -89,6 +89,7 @@ def add_to_rows(y: Tensor, x: Tensor, w: Format, addend: Addend | None) -> Tenso
     if addend is None:
         return y
     chosen = (addend.rows >= 0).nonzero().squeeze(1)
+    # computed again without a rounding, since the addend comes before the only one
     wide = unrounded(x[chosen], w) + addend.values[addend.rows[chosen].long()]
     return y.index_copy(0, chosen, wide.to(y.dtype))
 
@@ -96,4 +97,5 @@ def add_to_rows(y: Tensor, x: Tensor, w: Format, addend: Addend | None) -> Tenso
 def with_addend(y: Tensor, addend: Addend) -> Tensor:
     """y [T, out] plus the addend's rows."""
     added = y + addend.values[addend.rows.clamp_min(0).long()]
+    # rows without an addend have read row 0, and keep their own bits
     return torch.where(addend.rows[:, None] < 0, y, added)

@@ -281,7 +281,7 @@ class Gemma4Rule(PromptRule):
 
     @property
     def is_bidirectional(self) -> bool:
-        """Whether they do: in the larger models."""
+        """Whether a picture's tokens attend to each other: in the larger models."""
         return self.has_spans
 
     @classmethod

@@ -133,6 +133,7 @@ class Arena:
         source.numpy()[:] = _bytes(array)
         target = torch.empty(array.nbytes, dtype=torch.uint8, device=self._driver.torch)
         self._driver.copy(target, source)
+        # the copy may still read it when this returns
         buffer.held.append(source)
         buffer.copied = self._driver.mark()
         return target.view(_dtype(array)).view(array.shape)

@@ -90,6 +90,7 @@ class Drafting:
         """
         self.pace.note_accepted(sampled, drafts, right)
         num_tokens = int(inputs.counts.sum())
+        # a step with prompts takes another time for as many tokens
         if num_tokens == len(inputs.sampled):
             self.pace.note_time(num_tokens, self.clock() - started)
 
@@ -103,6 +104,7 @@ class Drafting:
             counts = list(self.drafter.propose(rows, step))
             assert len(counts) == len(none), "a count for each row"
             assert all(0 <= n <= most for n, most in zip(counts, step.limits, strict=True))
+        # the device has failed, and not the drafter
         except EngineDeadError:
             raise
         except Exception:
