@@ -219,7 +219,7 @@ class Environment(msgspec.Struct, frozen=True):
     cpu_isa: str | None
     log_stats_interval_s: float
     api_keys: tuple[str, ...]
-    """As they were written: one may be empty."""
+    """Keys as they were written: one may be empty."""
     may_load_adapters: bool
     may_send_functions: bool
     max_n: int

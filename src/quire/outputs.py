@@ -238,7 +238,7 @@ class RequestStateStats(msgspec.Struct, gc=False):
     first_token_latency: float = 0.0
     num_preemptions: int = 0
     is_corrupted: bool = False
-    """Its logits had NaN, which ended it."""
+    """Whether NaN among its logits has ended it."""
 
     @property
     def is_watermarked(self) -> bool:

@@ -25,7 +25,9 @@ _READ_BYTES = 512 << 20
 _SMALLEST, _LARGEST = 64, 2048
 """Rows and columns of torch's matrices."""
 _BUDGET_S = 0.4
-"""For the products of one dtype, which may be emulated: then a large one would take minutes."""
+"""Seconds for the products of one dtype, which may be emulated: then a large one would take
+minutes.
+"""
 _TILES = 64
 _ROUNDS = 20_000
 """Multiply-adds of a tile and chain: with _TILES, ten milliseconds or so for two threads."""

@@ -45,7 +45,7 @@ _SERVER_FLAGS = (
     "lora_modules",
     *("host", "port", "metrics_prefix", "uvicorn_log_level", "enable_log_requests"),
 )
-"""Those of the server's options that mean something without clients."""
+"""Options of the server that mean something without clients."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.errors import InvalidParameter
 
 BUFFER_BYTES = 1 << 30
-"""After so many bytes a buffer is sent."""
+"""Bytes after which a buffer is sent."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
 
 

@@ -644,7 +644,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
 
 
 AsyncLLMEngine = AsyncLLM
-"""The same by an older name."""
+"""`AsyncLLM` by an older name."""
 
 
 def _seconds(name: str, given: object) -> float:

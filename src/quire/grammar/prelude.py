@@ -44,7 +44,7 @@ class Stage(Enum):
     """The part of its text that an output has come to."""
 
     OPENING = "opening"
-    """Its text may become an opening, or be the beginning of the form."""
+    """The output's text may become an opening, or be the beginning of the form."""
     INSIDE = "inside"
     """Between opening and end."""
     OVER = "over"

@@ -13,8 +13,8 @@ _CLASSES = {
     "W": r"[^\w\p{N}]",
     "S": r"[^\s\x1c-\x1f]",
 }
-"""Each a part of what Python means by the class, so that an output matches there too: the two
-disagree about rare characters only, and those are left out.
+"""Classes of characters, each a part of what Python means by it, so that an output matches there
+too: the two disagree about rare characters only, and those are left out.
 """
 
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$/-#&~")

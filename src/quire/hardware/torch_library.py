@@ -16,7 +16,7 @@ from quire.hardware.native import find_native
 from quire.hardware.nvidia import open_driver
 
 _LIBRARIES = ("libtorch_global_deps.so", "libtorch_python.so")
-"""In the order of `import torch`; the second brings all others with it."""
+"""Libraries in the order of `import torch`; the second brings all others with it."""
 _FIRST = (
     *("asyncio", "base64", "hashlib", "json", "msgspec", "multiprocessing.connection", "numpy"),
     *("psutil", "queue", "tokenizers"),

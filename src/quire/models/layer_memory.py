@@ -153,4 +153,6 @@ TokenMemory = KeyValues | Latents
 """Memory that grows with every token."""
 
 LayerMemory = TokenMemory | RecurrentState
-"""In its place, None stands for a mixer that sees the step's own tokens and keeps nothing."""
+"""Memory of a layer. None in its place stands for a mixer that sees the step's own tokens and keeps
+nothing.
+"""

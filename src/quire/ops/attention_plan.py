@@ -18,7 +18,7 @@ them sees.
 """
 
 SMALL_LANES = 1024
-"""Below this many padded lanes, one larger gather is cheaper than two calls."""
+"""Padded lanes below which one larger gather is cheaper than two calls."""
 
 
 @dataclass(frozen=True, slots=True)

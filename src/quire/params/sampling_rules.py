@@ -32,7 +32,7 @@ MAX_SCORED = 2**20
 
 LOWEST_TEMPERATURE = 0.01
 MAX_BIAS = 1e30
-"""Beyond it, dividing by the temperature could leave float32."""
+"""Largest bias: beyond it, dividing by the temperature could leave float32."""
 
 
 def check(params: SamplingFields) -> None:

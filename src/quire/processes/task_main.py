@@ -14,7 +14,7 @@ from quire.processes.start_message import LENGTH, ChildStart, receive_exactly, s
 READY = b"ready"
 """The first message of the process."""
 NICENESS = 5
-"""Below the engine: a task waits rather than the streams."""
+"""Niceness below the engine's: a task waits rather than the streams."""
 
 _TRIMMED_BYTES = 1 << 20
 _MOST_FDS = 2

@@ -122,8 +122,8 @@ class BlockTransfers:
         self._refused_at: float | None = None
         self._clock = clock
         self._read_at, self._hangs_until = clock(), -math.inf
-        """When a file was read last, or the first of those that are waited for was asked for; and
-        until when none is.
+        """Time when a file was read last, or the first of those that are waited for was asked for;
+        and time until which none is read.
         """
         self._copying = _Lane("kv copies", 1)
         self._reads = _Lane("kv reads", disk.num_readers) if disk is not None else None

@@ -119,7 +119,7 @@ class EncoderOutputs:
         """Items that could not be encoded, until the scheduler drops them."""
         self._spans: dict[int, Sequence[EmbeddedSpan]] = {}
         self.failed_in_step: list[bytes] = []
-        """Those of the newest plan."""
+        """Items of the newest plan that could not be encoded."""
 
     def add_row(self, row: NewRow) -> None:
         """Note where media stand in the row."""

@@ -37,9 +37,11 @@ class _Pending:
     chosen: Tensor | None
     start: int
     pieces: dict[int, SampledLogprobs] = field(default_factory=dict)
-    """By first position, so that a step that runs again replaces its earlier result."""
+    """Likeliest tokens by first position, so that a step that runs again replaces its earlier
+    result.
+    """
     scores: dict[int, Tensor] = field(default_factory=dict)
-    """As `pieces`."""
+    """Scores of chosen ids by first position, as `pieces`."""
 
 
 @dataclass(frozen=True, slots=True)

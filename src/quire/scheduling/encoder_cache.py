@@ -72,7 +72,7 @@ class EncoderCache:
         self.num_hits = 0
         """Items of running requests whose rows were there already, since the start."""
         self._outputs: dict[bytes, _Output] = {}
-        """In the order of their last use."""
+        """Outputs in the order of their last use."""
         self._held: dict[int, set[bytes]] = {}
         self._known: dict[bytes, list[int]] = {}
         """Digest -> rows of the item, and how many requests have it."""

@@ -405,7 +405,7 @@ def _rank(request: Request, asked: int | None) -> int | None:
 
 
 _CLIENT_GONE = 499
-"""For the access log: the client has disconnected."""
+"""Status in the access log of a client that has disconnected."""
 
 Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 

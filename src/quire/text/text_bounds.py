@@ -24,7 +24,7 @@ _NORMALIZERS = {
 out whole texts.
 """
 _PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeScripts")
-"""Those that drop nothing, unless their behavior is "Removed"."""
+"""Pre-tokenizers that drop nothing, unless their behavior is "Removed"."""
 _ATOM = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]", re.S)
 _GROUP_START = re.compile(r"\(\?[^:()]*:")
 _REPEATED_CHOICE = re.compile(r"[*+?}|][^()]*\)(?:[*+]|\{\d*,)")

@@ -20,7 +20,7 @@ FirstFlags = Mapping[str, Sequence[str]]
 
 EVERYTHING = "all"
 _SIMILARITY = 0.65
-"""From which ratio (difflib) on a name is taken for a misspelt one."""
+"""Least ratio (difflib) at which a name is taken for a misspelt one."""
 
 
 class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 SHORT_LIFE_S = 1.0
 MAX_SHORT_LIVES = 5
-"""After this many short lives in a row it is not restarted."""
+"""Short lives in a row after which it is not restarted."""
 
 
 class DPCoordinator:

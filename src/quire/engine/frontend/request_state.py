@@ -55,7 +55,7 @@ class RequestGroup:
     num_generated: int = 0
     """Tokens of all completions that have ended."""
     span: RequestSpan | None = None
-    """Its span in a trace, if there are traces."""
+    """The request's span in a trace, if there are traces."""
     prompt_logprobs: object = None
     prompt_token_id_logprobs: object = None
     mailbox: RequestOutputCollector | None = None

@@ -19,11 +19,13 @@ ABORT = EngineCoreRequestType.ABORT.value
 UTILITY = EngineCoreRequestType.UTILITY.value
 
 REPORT, ANSWER = bytes([16]), bytes([17])
-"""To the broker: a `ServerReport`, the `UtilityOutput` of a call of the broker."""
+"""Kinds of messages to the broker: a `ServerReport`, the `UtilityOutput` of a call of the
+broker.
+"""
 
 OUTPUTS, STATUS, DEAD = (bytes([code]) for code in range(32, 35))
-"""To a server: `EngineCoreOutputs` with its part of a step or the answer to its call, `CoreStates`,
-the text of the error when the engine is dead.
+"""Kinds of messages to a server: `EngineCoreOutputs` with its part of a step or the answer to its
+call, `CoreStates`, the text of the error when the engine is dead.
 """
 
 METRICS, SCALE, IS_SCALING = "metrics", "scale", "is_scaling"

@@ -29,7 +29,7 @@ class FinishedRequestStats:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     is_corrupted: bool = False
-    """Its logits had NaN, which ended it."""
+    """Whether NaN among its logits has ended it."""
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ class MultiprocExecutor:
         self._failed = ""
         self._on_failure: Callable[[str], None] = lambda reason: None
         self._awaited_tokens: int | None = None
-        """Those of the step whose end is awaited; None: none is."""
+        """Tokens of the step whose end is awaited; None: none is."""
         self._is_closed = False
         self._ranks = {link.fileno(): rank for rank, link in enumerate(processes.links)}
         for fd in self._ranks:

@@ -47,7 +47,7 @@ class RankJudge:
         self.is_loading = True
         """Whether the ranks have not answered yet that they are ready."""
         self._most_tokens = 1
-        """Those of the largest step so far."""
+        """Tokens of the largest step so far."""
         self._step_tokens: int | None = None
         self._beats, self._progress = [-1] * size, [-1] * size
         self._silent_s = [0.0] * size

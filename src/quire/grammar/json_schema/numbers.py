@@ -12,7 +12,7 @@ from fractions import Fraction
 from quire.grammar.json_schema.nodes import Bound, Number
 
 EXACT_INTEGER = 2**53
-"""Up to which every integer is a float."""
+"""Bound up to which every integer is a float."""
 _EXACT_DIGITS = 15
 _MOST_MULTIPLE = 2**32 - 1
 _MOST_DECIMALS = 20

@@ -9,8 +9,8 @@ class Openness(Enum):
     """The objects that may have properties that are not declared, where the schema does not say."""
 
     CLOSED = "closed"
-    """Those that declare none at all."""
+    """Objects that declare none at all."""
     OPEN = "open"
-    """All of them, as in the standard."""
+    """All objects, as in the standard."""
     SHUT = "shut"
-    """None."""
+    """No object."""

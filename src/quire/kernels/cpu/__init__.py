@@ -25,7 +25,7 @@ FAMILIES: tuple[type, ...] = (
     *(RowOps, LinearOps, ExpertOps, LoraOps, KVOps, AttentionOps, PromptOps),
     *(LatentOps, StateOps, MaskOps, SampleOps),
 )
-"""Each method that is named as an op is its native body."""
+"""Classes of native bodies: each method that is named as an op is that op's."""
 
 
 def implementations(facts: Facts) -> tuple[Implementation, ...]:

@@ -15,7 +15,7 @@ from quire.kernels.cpu.runtime import CpuRuntime
 
 _FACTS = (*("in_features", "out_features", "segments", "form", "rounds_rows", "gated", "group"),)
 _TENSORS = ("panels", "scales", "bias", "order")
-"""In the order of `LinearOps.weight_of`; every weight has panels."""
+"""Tensors of a weight, in the order of `LinearOps.weight_of`; every weight has panels."""
 
 
 class CpuWeightCodec:

@@ -23,8 +23,8 @@ ALIGNMENT = 16
 """Bytes. Triton compiles a second time for a pointer that is not a multiple of it."""
 
 KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
-"""For `minimum`, `maximum` and `clamp`, which else turn NaN into the other operand, so that a row
-whose numbers are lost goes on as one that looks well. The instruction costs a GPU the same.
+"""Argument of `minimum`, `maximum` and `clamp`, which else turn NaN into the other operand, so that
+a row whose numbers are lost goes on as one that looks well. The instruction costs a GPU the same.
 """
 
 _COLUMNS = 1024

@@ -102,7 +102,7 @@ _OF_ENCODERS = frozenset(
 _OF_TILES = frozenset(
     {"size", "crop_size", "do_resize", "do_center_crop", "do_pad", "pad_size", "use_square_size"}
 )
-"""The same for encoders that know one size of a picture or tile."""
+"""Keys that say how an encoder is made that knows one size of a picture or tile."""
 _OF_ANY_SIZE = (Siglip2Processor, Qwen2VLProcessor, PixtralProcessor, KimiK25Processor)
 _OF_OTHER_SIZES = (Gemma4Processor, Lfm2VlProcessor, Idefics3Processor)
 

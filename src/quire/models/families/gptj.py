@@ -69,7 +69,7 @@ GPTJ = Family(
 )
 
 _PARTS = 4
-"""In which the projections of CodeGen's published models were trained."""
+"""Parts in which the projections of CodeGen's published models were trained."""
 
 
 def _describe_codegen(c: ConfigReader) -> Decoder:

@@ -72,7 +72,9 @@ RULES = EMBEDDING_RULES + ATTENTION_RULES + MLP_RULES + PRE_NORM_RULES
 
 
 _MOST_LAYERS = 4096
-"""Some twenty times those of the deepest models; each takes memory before its weights are read."""
+"""Most layers, some twenty times those of the deepest models; each takes memory before its weights
+are read.
+"""
 
 _MOST_EXPERTS = 2**17
 """Most experts of all layers together."""

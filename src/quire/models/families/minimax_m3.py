@@ -167,4 +167,4 @@ PUBLISHED = Family(
 TRANSFORMERS = replace(
     PUBLISHED, architectures=("MiniMaxM3VLForCausalLM",), rules=_RULES_OF_TRANSFORMERS
 )
-"""As transformers stores its class for text alone."""
+"""The family as transformers stores its class for text alone."""

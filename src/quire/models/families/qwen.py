@@ -150,8 +150,8 @@ QWEN3_MOE = Family(("Qwen3MoeForCausalLM",), _describe_qwen3_moe, RULES + QWEN_R
 QWEN3_MOE_IN_VL = Family(
     ("Qwen3VLMoeTextModel",), _describe_in_vl, RULES + _STACKED_RULES, turns_by_shape=True
 )
-"""In Qwen3-VL, whose files have all experts of a layer in one tensor; those of transformers 5 as
-the products take them.
+"""Qwen3-MoE in Qwen3-VL, whose files have all experts of a layer in one tensor; those of
+transformers 5 as the products take them.
 """
 
 

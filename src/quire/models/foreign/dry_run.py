@@ -43,7 +43,7 @@ from quire.models.foreign.spec import (
 _DRY_RUN = "quire_dry_run"
 """The name of our attention when masks are made, too."""
 _OWN = "quire_own"
-"""The same of a dry run of a model's own attention, if it calls an interface at all."""
+"""The name of our attention in a dry run of a model's own, if that calls an interface at all."""
 _FAR = 1 << 18
 """A position from which windows are measured."""
 _NOT_CAUSAL = "its tokens see those after them: it is not causal"

@@ -18,9 +18,11 @@ from quire.models.formats.storage import Storage
 _TOKEN_KINDS = ("full_attention", "sliding_attention")
 """Entries of `layer_types` whose layers keep nothing but keys and values."""
 WITHOUT_MEMORY = ("mlp",)
-"""Those whose layers keep nothing."""
+"""Entries whose layers keep nothing."""
 IN_A_CACHE = ("indexed_attention", "conv", "linear_attention", "hybrid", "hybrid_sliding")
-"""Those that keep a key for the choice of tokens, or a state, in a cache of transformers' own."""
+"""Entries whose layers keep a key for the choice of tokens, or a state, in a cache of transformers'
+own.
+"""
 _STEP_DEPENDENT = ("dynamic", "longrope", "su")
 """Types of rotary embedding that transformers scales by the longest sequence of a step."""
 

@@ -36,7 +36,7 @@ _FOUR_BIT_FLOATS: Mapping[str, tuple[str, int, str]] = MappingProxyType(
         "nvfp4": ("tensor_group", 16, "torch.float8_e4m3fn"),
     }
 )
-"""Their strategy, inputs with one scale, and its type."""
+"""Format of four-bit floats -> its strategy, inputs with one scale, and the scale's type."""
 _PACKINGS: dict[str, Packing] = {"int": "bytes", "float": "floats"}
 _WITHIN = ".linear"
 """Ends of names of linear modules within ones that wrap them; the text's have the wrapper's."""
@@ -229,4 +229,4 @@ def _rows(rows: ConfigReader, of_weights: str) -> RowScheme:
 
 
 _ORDERS = {"group": True, "dynamic": True, "weight": False, "static": False}
-"""In which order inputs were quantised -> whether their groups are stored for each."""
+"""Order in which inputs were quantised -> whether their groups are stored for each."""

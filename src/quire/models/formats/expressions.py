@@ -19,7 +19,9 @@ _MOST_PATTERN = 400
 """Characters of an expression."""
 _MOST_PATTERNS = 1_000
 MOST_WAYS = 1 << 18
-"""Some milliseconds for each module of a model, if its expressions take all of them."""
+"""Most ways that the expressions of a config may take to match a name: some milliseconds for each
+module.
+"""
 _MANY, _FEW = 32, 8
 """Places at which a repeat may end: half of a long name, since several repeats share the name; and
 where a letter has to follow, how often that is in it.

@@ -23,7 +23,7 @@ OF_CALIBRATION = ("observer", "observer_kwargs")
 """Keys about the way in which compressed-tensors found scales."""
 
 _MOST_NAMES = 100_000
-"""On a list; a mixture's experts may be named one by one."""
+"""Most names on a list; a mixture's experts may be named one by one."""
 
 
 def group_size(reader: ConfigReader, key: str, absent: int = -1) -> int | None:

@@ -66,7 +66,7 @@ _MARKERS: Mapping[Packing, str] = MappingProxyType(
 )
 """Packings -> the tensor that all modules with codes have, and no others."""
 SCALES_WITH_ONE_SCALE = 256
-"""Those of blocks which are rounded to bytes themselves."""
+"""Scales of blocks that share one scale, where they are rounded to bytes themselves."""
 
 SMALLEST_GROUP = 8
 """Inputs with one scale: what products read at once."""
@@ -74,7 +74,7 @@ SMALLEST_GROUP = 8
 FLOATS = ("BF16", "F16", "F32", "F64")
 """Types of numbers that a weight may be stored in as it is."""
 WHOLE_NUMBERS = ("I64", "I32")
-"""The same of a table of whole numbers."""
+"""Types of numbers that a table of whole numbers may be stored in."""
 _SCALES = FLOATS[:3]
 
 

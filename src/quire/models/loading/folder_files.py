@@ -26,7 +26,7 @@ AUTOMATIC_FORMATS = ("auto", "hf", "mmap")
 
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
 _MOST_HEADER_BYTES = 16 << 20
-"""Some 100,000 tensors."""
+"""Most bytes of a header, enough for some 100,000 tensors."""
 _POINTER = b"version https://git-lfs"
 """Beginning of the pointer that a repository has in place of a large file that was not fetched."""
 _NO_WEIGHTS = (

@@ -54,7 +54,7 @@ _WEIGHTS = {
     "mistral": ["params.json", "consolidated*.safetensors", "consolidated.safetensors.index.json"],
     "pt": _PICKLES,
 }
-"""By load format; the others read `_SAFETENSORS`."""
+"""Patterns of files by load format; the others read `_SAFETENSORS`."""
 _OF_MISTRAL = ["consolidated*.safetensors"]
 _COPIES = ["*/*.safetensors", "*/*.bin", "*/*.pt", "*/*.pth"]
 """Other copies of the same weights."""

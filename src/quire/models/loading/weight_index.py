@@ -12,7 +12,7 @@ from quire.errors import CorruptCheckpoint
 from quire.text.model_files import has_file, read_text
 
 _MOST_INDEX_BYTES = 64 << 20
-"""Some five times the largest published ones."""
+"""Most bytes of an index, some five times those of the largest published ones."""
 _MOST_INDEX_NAMES = 1_000_000
 """Most names of tensors; each takes some 200 bytes of memory."""
 _LONGEST_NAME = 255

@@ -15,7 +15,7 @@ from quire.errors import InvalidParameter
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 TOKEN_TASKS = ("token_embed", "token_classify")
-"""Those with a result for each token; a request without a task asks for the first that its model
+"""Tasks with a result for each token; a request without a task asks for the first that its model
 can do.
 """
 SequencePooling = Literal["cls", "mean", "last", "max", "mean_sqrt", "weightedmean"]

@@ -43,7 +43,7 @@ class CheckpointNames:
         self._prefix = family.prefix
         in_files = None if entries is None else frozenset(entries)
         self.required: dict[str, list[str]] = {}
-        """By the name of a stored tensor, the parts that an update must bring to change it."""
+        """Parts that an update must bring to change a stored tensor, by its name."""
         self._found: dict[str, Found] = {}
         for each in stored:
             names = each.parts()

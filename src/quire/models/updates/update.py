@@ -49,7 +49,7 @@ class _Piece:
     arrived: dict[str, Tensor] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     checked: set[str] = field(default_factory=set)
-    """Those among them that have no NaN."""
+    """Names of tensors that were found to have no NaN."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from quire.ops.registry import op
 
 WILD = -1
-"""In a forbidden word: no token is asked for here."""
+"""Place of a forbidden word that asks for no token."""
 
 
 @op(mutates=("logits",), is_invariant=True)

@@ -19,7 +19,7 @@ from quire.step.plan import NewRow
 logger = logging.getLogger(__name__)
 
 _MOST_FAILURES = 8
-"""In a row, after which no more drafts are asked for."""
+"""Failures in a row after which no more drafts are asked for."""
 
 
 class Drafting:

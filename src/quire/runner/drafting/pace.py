@@ -32,7 +32,7 @@ _SHARE_OF_TRIAL = 8
 """One row in so many has the draft."""
 _PATIENCE = 16
 _LOOK_EVERY = 8
-"""After `_PATIENCE` steps without drafts only every eighth asks whether they pay."""
+"""Steps of which one asks whether drafts pay, once `_PATIENCE` have gone without."""
 _FIRST_REST = 8
 _LAST_REST = 256
 """Steps with drafts after which one goes without, so that its time is known; as with tries."""

@@ -23,7 +23,7 @@ from quire.runner.forward.forward import rows_of_step
 from quire.runner.model import StepModel
 
 _LARGEST_POWER = 64
-"""Beyond this, powers of two would pad too much: sizes continue in steps of it."""
+"""Size beyond which powers of two would pad too much: sizes continue in steps of it."""
 
 
 class Captured(Protocol):

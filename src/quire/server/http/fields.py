@@ -31,7 +31,7 @@ LOST_SLOT = "quire.not_resumable"
 _INDEXED = re.compile(r"(\w+)\[([0-9]+)\]")
 _MAX_SHOWN = 200
 _SIMILARITY = 0.75
-"""From which ratio (difflib) on a name is taken for a misspelt one."""
+"""Least ratio (difflib) at which a name is taken for a misspelt one."""
 
 Accepts = Callable[[Any], bool]
 

@@ -9,7 +9,7 @@ class End(Enum):
     """Reason for a reader to stop without having met a delimiter."""
 
     MORE = auto()
-    """Its input is used up, or may be the beginning of something."""
+    """The reader's input is used up, or may be the beginning of something."""
     DONE = auto()
     """The thing that it reads is complete."""
     MISFIT = auto()

@@ -56,7 +56,7 @@ def _values(num_mantissa_bits: int, bias: int) -> Array:
 
 
 _E4M3 = _values(3, 7)[:127]
-"""Without infinities (Micikevicius et al. 2022): what is larger becomes 448."""
+"""Numbers without infinities (Micikevicius et al. 2022): what is larger becomes 448."""
 _E5M2 = _values(2, 15)[:125]
 """The code after 57344 is infinity, and the last one here."""
 

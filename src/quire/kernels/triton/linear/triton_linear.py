@@ -32,7 +32,7 @@ from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.segments import Addend
 
 BUSY_EXPERTS = 4
-"""Whose weights are read at once, at least: few models choose fewer for a token."""
+"""Fewest experts whose weights are read at once: few models choose fewer for a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,7 @@ class TritonLinear:
 
     def multiply(self, x: Tensor, addend: Addend | None = None) -> Tensor:
         """x [*, in] -> [*, out] in x's dtype; with an addend, x is [T, in]."""
+        # torch's is the faster product, whose kernel depends on the number of rows
         if addend is None and self.stored == "float" and not self.is_fixed:
             return F.linear(x, self.weight, self.bias)
         rows = x.reshape(-1, self.in_features)

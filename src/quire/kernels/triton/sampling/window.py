@@ -28,7 +28,7 @@ _ROOM = 8192
 _FEW = 2048
 _DEVIATIONS = tl.constexpr(4.0)
 _NO_KEY = tl.constexpr(0xFFFFFFFF)
-"""Above the keys of all numbers."""
+"""A key above those of all numbers."""
 _FINEST = tl.constexpr(1 << 12)
 """Precision with which keys of a window are sought."""
 _ID_BITS = tl.constexpr(20)

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 from quire.errors import CorruptCheckpoint, LoadError
 
 _MOST_OPCODES = 4_000_000
-"""Some forty for each of 100,000 tensors."""
+"""Most opcodes of a pickle, some forty for each of 100,000 tensors."""
 _LONGEST_SHAPE = 8
 """Longest shape that stands in several places."""
 _DEEPEST_TUPLE = 4

@@ -36,8 +36,9 @@ from quire.text.model_files import has_file
 _INDEX = "pytorch_model.bin.index.json"
 _NAMES = FileNames(_INDEX, "pytorch_model.bin", " or ".join(PICKLE_PATTERNS))
 _NUM_OLD_PICKLES = 5
-"""Before torch 1.6: a magic number, a version, facts about the machine, the tensors, and the keys
-of their storages, which follow."""
+"""Pickles of a file from before torch 1.6: a magic number, a version, facts about the machine, the
+tensors, and the keys of their storages, which follow.
+"""
 
 
 class PickledFiles:

@@ -48,9 +48,9 @@ _WHOLES: tuple[WholeFamily, ...] = (
     *(kimi.KIMI_VL, kimi.KIMI_K25, llava.LLAVA_NEXT_VIDEO, llava.VIP_LLAVA),
 )
 TOWERS = {kind: family for family in _TOWERS for kind in family.kinds}
-"""By the `model_type` of a `vision_config`."""
+"""Families by the `model_type` of a `vision_config`."""
 WHOLES = {kind: family for family in _WHOLES for kind in family.kinds}
-"""By the `model_type` of a config.json."""
+"""Families by the `model_type` of a config.json."""
 
 KEY = "vision_config"
 _TEXT = "text_config"

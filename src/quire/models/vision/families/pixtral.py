@@ -91,8 +91,8 @@ PUBLISHED = TowerFamily(
         ),
     ),
 )
-"""The same in Mistral's own files, which rotate neighbours; transformers deals the rows of queries
-and keys anew.
+"""The family in Mistral's own files, which rotate neighbours; transformers deals the rows of
+queries and keys anew.
 """
 
 
