@@ -381,8 +381,8 @@ class LLM(BlockingControl, PoolingMethods):
             raise InvalidParameter("mm_processor_kwargs", mm_processor_kwargs, allowed)
 
     def _params(self, given: Any) -> Any:
-        """Those of a generation. Raises RequestError for an engine that only pools, InvalidType for
-        parameters of pooling.
+        """The parameters of a generation. Raises RequestError for an engine that only pools,
+        InvalidType for parameters of pooling.
         """
         if not self.llm_engine.front_end.inputs.limits.generates:
             raise RequestError(

@@ -19,7 +19,7 @@ class _Manager:
 
     @classmethod
     def list_registered(cls) -> list[str]:
-        """Their names."""
+        """The names of all parsers."""
         return sorted(cls._table)
 
     @classmethod

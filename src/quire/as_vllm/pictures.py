@@ -71,7 +71,7 @@ def encode_image_base64(
 
 
 def encode_image_url(image: Image, *, image_mode: str | None = "RGB", format: str = "PNG") -> str:
-    """The same as a data URL."""
+    """The picture as a data URL."""
     kind = format.lower()
     data = encode_image_base64(image, image_mode=image_mode, format=format)
     return f"data:image/{_TYPES.get(kind, kind)};base64,{data}"

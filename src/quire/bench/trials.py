@@ -155,8 +155,8 @@ def run_stepwise(engine: LLMEngine, prompts: list[Any], params: SamplingParams) 
 def run_in_turn(
     engines: Sequence[LLMEngine], requests: Sequence[tuple[Any, SamplingParams]]
 ) -> list[Timing]:
-    """The same requests on several engines, a step of each in turn, so that what slows the machine
-    down slows all of them; each one's time is that of its own steps.
+    """Run the same requests on several engines, a step of each in turn, so that what slows the
+    machine down slows all of them; each one's time is that of its own steps.
     """
     runs = [_Stepwise(engine, requests) for engine in engines]
     unfinished = runs

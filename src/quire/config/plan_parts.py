@@ -110,7 +110,7 @@ class ModelPlan(DescribedModel, msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def weights_key(self) -> dict[str, Any]:
-        """The same of the weights as they are kept: rounded, and those of what the engine does."""
+        """The key of the weights as they are kept: rounded, and those of what the engine does."""
         return self.files_key() | {
             "quantization": self.quantization,
             "rounding_rules": repr(self.rounding_rules),

@@ -373,7 +373,7 @@ def _lengths(
 def _pooled_length(
     files: SentenceFiles, decoder: AnyDecoder, tokenizer: str | None, own: LengthFacts
 ) -> LengthFacts | None:
-    """That of sentence-transformers, or where a model that pools has learned positions the
+    """The length of sentence-transformers, or where a model that pools has learned positions the
     tokenizer's if it is shorter than config.json's `own`; None: they state none.
     """
     if files.max_length is not None:

@@ -54,7 +54,7 @@ class MeshPlace:
 
     @property
     def global_rank(self) -> int:
-        """Its number among the workers of all copies."""
+        """The worker's number among those of all copies."""
         return self.dp_rank * self.mesh.world_size + self.rank
 
     @property

@@ -138,7 +138,7 @@ class PyNcclCommunicator:
         self.start_broadcast(tensor, src).wait()
 
     def start_broadcast(self, tensor: Tensor, src: int) -> BroadcastWork:
-        """The same without waiting: broadcasts that have begun go on one after the other. The
+        """Begin a broadcast without waiting: those that have begun go on one after the other. The
         tensor stays as it is, and its memory where it is, until `wait`.
         """
         if self.disabled or not tensor.numel():

@@ -99,7 +99,7 @@ def cpu_name(cpu_info: str) -> str:
 
 
 def cpu_features(cpu_info: str) -> tuple[str, ...]:
-    """Those features that change a decision or a provider, in a fixed order."""
+    """The features that change a decision or a provider, in a fixed order."""
     words: set[str] = set()
     for line in cpu_info.splitlines():
         if line.startswith(("flags", "Features")):

@@ -50,7 +50,7 @@ def place(
 
 
 def node_rooms(machine: MachineFacts) -> dict[int, tuple[int, ...]]:
-    """By NUMA node, the logical CPUs for threads that compute: one of each core."""
+    """The logical CPUs for threads that compute, by NUMA node: one of each core."""
     nodes = [_computing(node) for node in _nodes(machine) if node]
     return {node[0].node: tuple(sorted(cpu.index for cpu in node)) for node in nodes}
 

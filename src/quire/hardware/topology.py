@@ -89,7 +89,7 @@ def _cores(read: Read, cpus: frozenset[int]) -> dict[int, int]:
 
 
 def _cores_of_cpuinfo(text: str) -> dict[int, int]:
-    """The same from /proc/cpuinfo, which names a logical CPU's socket and core on x86."""
+    """The cores by /proc/cpuinfo, which names a logical CPU's socket and core on x86."""
     first: dict[tuple[str, str], int] = {}
     found = {}
     for block in text.split("\n\n"):

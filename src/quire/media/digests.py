@@ -106,7 +106,7 @@ def _add_options(
 
 
 def _in_order(value: Any) -> Any:
-    """The same with the keys of all objects sorted."""
+    """The value with the keys of all objects sorted."""
     if isinstance(value, Mapping):
         return {key: _in_order(value[key]) for key in sorted(value)}
     if isinstance(value, list | tuple):

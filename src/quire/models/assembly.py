@@ -145,7 +145,7 @@ class Assembly:
 
     @property
     def parts(self) -> list[tuple[str, Part]]:
-        """By name, each part that holds memory, once."""
+        """Each part that holds memory, by name, once."""
         return self._make.parts
 
     def embedding(self, target: LookUp | None) -> Embedding | DraftStage | StageInput:

@@ -368,9 +368,9 @@ class Maker:
         *,
         is_cut: bool = True,
     ) -> int:
-        """In how many segments a product sums a worker's inputs; `scaled`: how many of them have
-        one scale in a weight that is stored in codes. is_cut: the workers have a part of the inputs
-        each.
+        """Number of segments in which a product sums a worker's inputs; `scaled`: how many of them
+        have one scale in a weight that is stored in codes. is_cut: the workers have a part of the
+        inputs each.
         """
         workers = self.group.size if is_cut and self.group is not None else 1
         group = scaled if stored_as is None else stored_as.group

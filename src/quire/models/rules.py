@@ -155,8 +155,8 @@ class StoredTensor:
         return f"{self.module}{'_' if len(self.shape) > 2 else '.'}{part}"
 
     def in_codes(self, storage: Storage) -> StoredTensor:
-        """The same as the storage has it: codes where it is the weight of a linear module that has
-        a layout.
+        """The tensor as the storage has it: codes where it is the weight of a linear module that
+        has a layout.
         """
         is_weight = self.name.endswith(".weight") and not set(self.steps) & _NOT_LINEAR
         layout = self._layout(storage) if is_weight else None
@@ -172,12 +172,14 @@ class StoredTensor:
         return StoredTensor(self.name, shape, self.leaves, steps, layout)
 
     def turned(self) -> StoredTensor:
-        """The same without a transposition."""
+        """The tensor without a transposition."""
         steps = tuple(step for step in self.steps if step != "transpose")
         return replace(self, shape=(*self.shape[:-2], *self.shape[:-3:-1]), steps=steps)
 
     def _layout(self, storage: Storage) -> CodeLayout | None:
-        """That of its module; tools name by either name what they leave as it is, or what not."""
+        """The layout of its module; tools name by either name what they leave as it is, or what
+        not.
+        """
         layout = storage.layout_of(self.module)
         if not self.own_name or (layout is None) != storage.lists_codes:
             return layout

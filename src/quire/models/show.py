@@ -299,7 +299,7 @@ def _single_mixer(mixer: SingleMixer) -> Iterator[str]:
 
 
 def _parallel(b: Block) -> Iterator[str]:
-    """After `h = norm(x)`: both parts read the same x."""
+    """Lines of a parallel block, after `h = norm(x)`: both parts read the same x."""
     yield f"g = {_norm(b.norm)}(x)    # of its own" if b.has_mlp_pre else "g = h"
     yield from _mixer(b)
     yield _residual(b)

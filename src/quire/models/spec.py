@@ -696,7 +696,7 @@ def shared_distances(decoder: Decoder) -> tuple[Attention, DistanceScores] | Non
 
 
 def shared_transformers(decoder: Decoder) -> dict[int, SharedTransformer]:
-    """By number, the first use of each shared transformer; all uses have the same parts."""
+    """The first use of each shared transformer, by number; all uses have the same parts."""
     found: dict[int, SharedTransformer] = {}
     for block in decoder.blocks:
         if isinstance(block.mixer, MixerAfterShared):

@@ -37,7 +37,7 @@ class GroupBatch:
 
 @dataclass(slots=True)
 class StateBatch:
-    """The same of a KV group with recurrent state.
+    """A step's part of a KV group with recurrent state.
 
     reads [T] int64: at a row's first token the block that holds the state before it, NO_BLOCK at
     the tokens that follow, which continue from the token before. writes [T] int64: the block that
@@ -55,7 +55,7 @@ class StateBatch:
 
 @dataclass(slots=True)
 class PromptBatch:
-    """The same of layers that keep nothing and see their prompt's own tokens: the prompts.
+    """A step's part of layers that keep nothing and see their prompt's own tokens: the prompts.
 
     rotary: the table of this step's positions, where rotations depend on more than a number for
     each token; layers have none of their own then.

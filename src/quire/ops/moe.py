@@ -186,8 +186,8 @@ def grouped_mixture(
     args: MoeArgs,
     run: Callable[[Tensor, list[int]], Tensor],
 ) -> Tensor:
-    """The same for `run(rows [T*k, C], counts [E]) -> [T*k, C]`: all chosen experts at once, the
-    first counts[0] rows for expert 0 and so on.
+    """`moe` for `run(rows [T*k, C], counts [E]) -> [T*k, C]`: all chosen experts at once, the first
+    counts[0] rows for expert 0 and so on.
     """
     (num_tokens, width), top_k = x.shape, chosen.shape[1]
     order = by_expert(chosen)

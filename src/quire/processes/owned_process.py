@@ -19,7 +19,7 @@ class OwnedProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its number on its machine; 0 while that is not known."""
+        """The number of the process on its machine; 0 while that is not known."""
         ...
 
     @property

@@ -59,7 +59,7 @@ class Recipe:
         return self.head if role == "head" else self.projections
 
     def for_modules(self, modules: Mapping[str, str]) -> Recipe:
-        """The same with the formats of these leaves (`layers.0.attn.q.weight`), which are the
+        """The recipe with the formats of these leaves (`layers.0.attn.q.weight`), which are the
         weights of modules of these names.
         """
         if self.choose is None:

@@ -478,8 +478,8 @@ def _group_batches(
 
 
 def _state_places(counts: Array, drafts: Array, num_tokens: int) -> Array:
-    """For each of the step's tokens, how many places further in its row's ring the state after it
-    is kept: 1 for the last before the drafts, then 2, 3, ...; 0 where it is not, as for padding.
+    """Places further in its row's ring at which the state after each of the step's tokens is kept:
+    1 for the last before the drafts, then 2, 3, ...; 0 where it is not, as for padding.
     """
     places = np.zeros(num_tokens, dtype=np.int64)
     kept = np.cumsum(counts) - 1 - drafts

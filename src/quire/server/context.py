@@ -367,7 +367,7 @@ class RequestName:
 
     @classmethod
     def of(cls, request: Request, prefix: str, asked: str | None = None) -> RequestName:
-        """From X-Request-Id, else the body's `request_id`, else random."""
+        """The id of a request: X-Request-Id, else the body's `request_id`, else random."""
         base = own_request_id(request) or asked or request.scope["state"][ID_SLOT]
         return cls(f"{prefix}{base}", f"{prefix}{secrets.token_hex(12)}", int(time.time()))
 

@@ -44,7 +44,7 @@ class TokensRequest(RequestFields, kw_only=True, forbid_unknown_fields=True):
     kv_transfer_params: dict[str, Any] | None = None
 
     def as_completion(self) -> CompletionRequest:
-        """The same request of the other API. Raises InvalidParameter or NotBuiltYet."""
+        """The request as the other API has it. Raises InvalidParameter or NotBuiltYet."""
         if self.features is not None:
             hint = "Send pictures to /v1/chat/completions."
             raise NotBuiltYet("features", "...", hint)

@@ -32,13 +32,15 @@ class LogprobColumns(msgspec.Struct, array_like=True, gc=False):
     counts: list[int]
 
     def without(self, failed: Collection[int]) -> LogprobColumns | None:
-        """Those of all tokens but the failed ones; None if there are none left."""
+        """The columns of all tokens but the failed ones; None if there are none left."""
         if not any(place in failed for place in self.index):
             return self
         return self.at({place: place for place in self.index if place not in failed})
 
     def at(self, places: Mapping[int, int]) -> LogprobColumns | None:
-        """Those of the tokens in `places`, renumbered as given there; None if there are none."""
+        """The columns of the tokens in `places`, renumbered as given there; None if there are
+        none.
+        """
         kept = [m for m, place in enumerate(self.index) if place in places]
         if not kept:
             return None
@@ -68,7 +70,7 @@ class PromptLogprobs(OutputPart):
 
     @classmethod
     def of_value(cls, handle: int, value: PromptLogprobs) -> PromptLogprobs:
-        """The same columns for a request with this handle."""
+        """The columns for a request with this handle."""
         return msgspec.structs.replace(value, handle=handle)
 
 

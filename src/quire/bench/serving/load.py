@@ -63,7 +63,7 @@ class RequestShape:
     seed: int = 0
 
     def arrivals(self, count: int) -> list[float]:
-        """When each request is due, in seconds since the start."""
+        """Times at which requests are due, in seconds since the start."""
         if math.isinf(self.rate):
             return [0.0] * count
         # a generator of its own: the same seed gives the same load

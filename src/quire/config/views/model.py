@@ -122,11 +122,11 @@ class ModelView(PlanView):
         return self.get_hidden_size()
 
     def get_num_layers(self, parallel_config: object = None) -> int:
-        """Its layers; every worker has all."""
+        """The number of layers; every worker has all."""
         return self.get_total_num_hidden_layers()
 
     def get_total_num_hidden_layers(self) -> int:
-        """Its layers."""
+        """The number of layers."""
         decoder = self._decoder
         if isinstance(decoder, ForeignDecoder):
             return decoder.num_layers

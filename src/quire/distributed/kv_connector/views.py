@@ -205,7 +205,7 @@ class CachedRequestData:
 
     @property
     def resumed_from_preemption(self) -> list[bool]:
-        """For each request whether it resumes."""
+        """Whether each request resumes."""
         return [req_id in self.resumed_req_ids for req_id in self.req_ids]
 
     @property

@@ -42,7 +42,7 @@ def remote_of_two_legs(params: Mapping[str, Any]) -> tuple[Remote, int] | None:
 
 
 def remote_of_tier(params: Mapping[str, Any]) -> tuple[Remote, int] | None:
-    """The same, by the params of a tier of type p2p."""
+    """Place of a request's K/V, by the params of a tier of type p2p."""
     for name in ("remote_prefiller", "remote_kv_source"):
         given = params.get(name)
         if given is not None:

@@ -177,7 +177,7 @@ class GuardedStep:
 
 
 def without(plan: StepPlan, rows: Collection[int]) -> StepPlan:
-    """The same step, with its changes, without the tokens of some rows."""
+    """The step, with its changes, without the tokens of some rows."""
     kept = [place for place, row in enumerate(plan.decode_rows) if row not in rows]
     drafts = plan.decode_drafts
     return msgspec.structs.replace(

@@ -211,7 +211,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
     @property
     def connector_prefix_cache_stats(self) -> PrefixCacheStats:
-        """The same lookups outside of the pool, of what it had not."""
+        """Lookups outside of the pool, of what it had not."""
         return PrefixCacheStats(
             requests=self.prefix_cache_requests,
             queries=self.external_prefix_cache_queries,

@@ -71,7 +71,7 @@ class NodeProcess(DistantProcess):
         self._nodes.send(self, StartRank(self.rank, self._program, start))
 
     def ask_to_end(self) -> None:
-        """Its core closes the link, which ends it."""
+        """Do nothing: its core closes the link, which ends it."""
 
     def kill(self) -> None:
         if self.is_running:

@@ -37,7 +37,9 @@ class WeightTransferEngine:
         return _parsed(self.init_info_cls, info, "init_info")
 
     def parse_update_info(self, info: dict[str, Any]) -> Any:
-        """The same of what comes."""
+        """The information about an update as an object. Raises InvalidParameter for other keys and
+        values.
+        """
         return _parsed(self.update_info_cls, info, "update_info")
 
     def init_transfer_engine(self, init_info: Any) -> None:

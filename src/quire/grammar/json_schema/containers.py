@@ -30,7 +30,7 @@ class Nodes(Protocol):
         """The node of atoms that hold together."""
 
     def standard_node(self, atoms: Sequence[Atom]) -> SchemaNode:
-        """The same as the standard reads it, where objects are open."""
+        """The node as the standard reads it, where objects are open."""
 
 
 def array_part(nodes: Nodes, owns: Sequence[Atom]) -> Array | None:

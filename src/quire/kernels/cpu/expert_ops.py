@@ -35,7 +35,7 @@ class CpuExperts:
     native: Tensor = field(metadata=ADDRESSES)
 
     def plain_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Those of each weight, under the number of its expert."""
+        """The tensors of each weight, under the number of its expert."""
         for which, weights in (("up", self.up), ("down", self.down)):
             for expert, weight in enumerate(weights):
                 for name, tensor in weight.plain_tensors():

@@ -206,7 +206,9 @@ class LinearOps:
     def _panel_shape(
         self, weight: AnyWeight, stored_as: WeightFormat | None, gated: bool
     ) -> tuple[tuple[int, ...], torch.dtype]:
-        """That of a weight's panels; inputs are filled up to whole pairs, fours or groups."""
+        """Shape and type of a weight's panels; inputs are filled up to whole pairs, fours or
+        groups.
+        """
         out_features, in_features = weight.shape
         count, width = self._num_panels(out_features, gated), self._width
         if isinstance(weight, CodedWeight):

@@ -204,7 +204,7 @@ class WebClient:
         raise last or OSError()
 
     async def _through(self, proxy: str, address: WebAddress) -> Streams:
-        """By a proxy, which the operator has set and trusts to resolve names."""
+        """Fetch by a proxy, which the operator has set and trusts to resolve names."""
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         reader, writer = await self._connect(parts.hostname, parts.port or 80)
         if address.scheme == "http":

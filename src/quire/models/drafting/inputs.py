@@ -43,7 +43,7 @@ class DraftStage:
         return self._beside(batch, self.ops.linear(normed, self.fc))
 
     def again(self, batch: Batch) -> Tensor:
-        """The same with the network's own states [T, C] in `batch.states`."""
+        """Join the network's own states [T, C], which are in `batch.states`."""
         states = self._states(batch)
         if self.inputs.join == "fc":
             return self._joined(batch, states)
@@ -115,7 +115,7 @@ def make_over_embedding(ops: Ops, norm: NormWeight, mixer: PlacedMixer) -> SubLa
 
 
 def _gates(make: Maker) -> Tensor:
-    """Whose sigmoids are 1 at all positions but the first, where they are 0 next to a norm's
+    """Gates whose sigmoids are 1 at all positions but the first, where they are 0 next to a norm's
     epsilon.
     """
     # at 80 a sigmoid is 1 to the last bit, at -80 next to nothing

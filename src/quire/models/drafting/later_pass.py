@@ -21,7 +21,7 @@ class LaterPass:
 
     @property
     def spec(self) -> Decoder:
-        """That of the network."""
+        """The spec of the network."""
         return self._model.spec
 
     def forward(self, batch: Batch) -> HiddenStates:

@@ -90,7 +90,7 @@ def _terms(c: ConfigReader) -> TermWeights:
 
 
 def _terms_between(c: ConfigReader) -> TermWeights:
-    """Those of the tokens between the first and the last."""
+    """The terms of the tokens between the first and the last."""
     ends = c.integer("cls_token_id", 101, minimum=0), c.integer("sep_token_id", 102, minimum=0)
     return replace(_terms(c), ends=ends)
 

@@ -30,7 +30,7 @@ UNUSED_TENSORS = (r"layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weigh
 
 
 def activation_of(c: ConfigReader) -> Activation:
-    """That of all feed-forward parts and gates."""
+    """The activation of all feed-forward parts and gates."""
     act: Activation = c.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
     return act
 

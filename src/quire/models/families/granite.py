@@ -38,7 +38,7 @@ def block_of(c: ConfigReader, feed: Mlp | Moe, eps: float, **facts: Any) -> Bloc
 
 
 def multipliers_of(c: ConfigReader) -> dict[str, float]:
-    """Those of the embedding and the logits."""
+    """The multipliers of the embedding and the logits."""
     return {
         "embed_scale": c.number("embedding_multiplier", 1.0),
         # Granite divides logits by the key; HyperCLOVA X multiplies with the key of the same name

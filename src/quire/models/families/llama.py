@@ -234,7 +234,7 @@ def read_kinds(c: ConfigReader, key: str, known: Iterable[str], *default: Any) -
 
 
 def read_flags(c: ConfigReader, key: str, default: list[bool]) -> list[bool]:
-    """For each layer, whether a key of numbers has a 1; without it the default."""
+    """Whether a key of numbers has a 1, for each layer; without it the default."""
     numbers = c.raw(key, default)
     is_list = isinstance(numbers, list) and len(numbers) == len(default)
     if not is_list or any(number not in (0, 1) for number in numbers):

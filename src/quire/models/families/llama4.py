@@ -73,7 +73,7 @@ def _experts(c: ConfigReader) -> Moe:
 
 
 def _has_experts(c: ConfigReader) -> list[bool]:
-    """For each layer: `moe_layers` lists those with experts, else every
+    """Whether each layer has experts: `moe_layers` lists those that do, else every
     `interleave_moe_layer_step`-th has some.
     """
     depth, every = num_layers_of(c), c.integer("interleave_moe_layer_step", 1)

@@ -35,7 +35,7 @@ RULES = (*top_rules("embeddings", "norm_f"), *layer_rules({"norm": "attn_pre"}))
 
 
 def mamba_decoder(c: ConfigReader, mixer: Mixer, *, tie: bool) -> Decoder:
-    """The same mixer in every layer, and nothing else; `tie` is the family's default."""
+    """A decoder with one mixer in every layer, and nothing else; `tie` is the family's default."""
     norm = Norm("rms", c.number("layer_norm_epsilon", 1e-5))
     return Decoder(
         vocab=c.integer("vocab_size"),

@@ -136,7 +136,7 @@ def _chosen(c: ConfigReader, attn: Attention, norm: Norm) -> list[Attention | Bl
 
 
 def _sparse_layers(c: ConfigReader) -> list[bool]:
-    """For each layer, whether it has experts."""
+    """Whether each layer has experts."""
     usual = read_flags(c, "moe_layer_freq", [True] * num_layers_of(c))
     c.only("first_k_dense_replace", usual.count(False))
     return sparse_by_type(c, usual)

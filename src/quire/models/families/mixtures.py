@@ -134,8 +134,8 @@ def with_experts(block: Block | list[Block], moe: Moe, sparse: list[bool]) -> li
 
 
 def sparse_after(c: ConfigReader, dense: int = 0) -> list[bool]:
-    """For each layer, whether it has experts: all but the first `first_k_dense_replace`, where the
-    config has that key, or else the first `dense`.
+    """Whether each layer has experts: all but the first `first_k_dense_replace`, where the config
+    has that key, or else the first `dense`.
     """
     depth = num_layers_of(c)
     c.only("moe_layer_freq", 1)

@@ -36,7 +36,7 @@ class CodedModule:
 
     @property
     def parts(self) -> Mapping[str, StoredPart]:
-        """Its tensors by their names in the files."""
+        """The module's tensors, by their names in the files."""
         found = self.layout.parts(self.linear.outputs, self.linear.inputs)
         return {f"{self.stored_at}.{name}": part for name, part in found.items()}
 

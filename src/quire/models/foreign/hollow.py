@@ -42,7 +42,7 @@ def widest(model: Any) -> int:
 
 
 def linears(model: Any) -> tuple[ForeignLinear, ...]:
-    """Its linear layers."""
+    """The model's linear layers."""
     return tuple(
         ForeignLinear(name, module.out_features, module.in_features)
         for name, module in model.named_modules()
@@ -51,7 +51,7 @@ def linears(model: Any) -> tuple[ForeignLinear, ...]:
 
 
 def experts(model: Any) -> tuple[ForeignExperts, ...]:
-    """Its stacked experts."""
+    """The model's stacked experts."""
     return tuple(
         _experts(name, module) for name, module in model.named_modules() if are_stacked(module)
     )

@@ -91,8 +91,8 @@ def library_config(config: Mapping[str, Any]) -> Any:
 
 
 def renamings(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """From the name of a tensor in files to that in transformers' model, where the two are one
-    tensor each.
+    """Make the function from the name of a tensor in files to that in transformers' model, where
+    the two are one tensor each.
     """
     import torch
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -157,7 +157,7 @@ def use_attention(model: Any, name: str) -> None:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Without transformers' progress bars and warnings: what they say is checked here."""
+    """Keep transformers' progress bars and warnings back: what they say is checked here."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -172,7 +172,7 @@ def _stacked(spec: ForeignDecoder, coded: tuple[CodedModule, ...]) -> set[str]:
 
 
 def _problems(report: Mapping[str, Any], in_codes: Collection[str]) -> Iterator[str]:
-    """Those of what transformers reports, but for the tensors that are read here: codes, and scales
+    """Problems that transformers reports, but for the tensors that are read here: codes, and scales
     of keys and values, which are not used.
     """
     for word, key in _MISMATCHES.items():

@@ -45,7 +45,7 @@ class Expressions:
         self._num_left, self._ways_left = _MOST_PATTERNS, MOST_WAYS
 
     def compile(self, texts: Sequence[str], key: str) -> tuple[re.Pattern[str], ...]:
-        """Those of `key`, to be matched from the beginning of a module's name. Raises
+        """The expressions of `key`, to be matched from the beginning of a module's name. Raises
         UnsupportedConfigValue for those that are none, or would take too long.
         """
         self._num_left -= len(texts)
@@ -77,8 +77,8 @@ class Expressions:
 
 
 def count_ways(text: str) -> int:
-    """In how many ways a search may try to match a name with a regular expression, roughly; the
-    last repeat does not count, with nothing behind it that could fail. Raises TooManyWays where
+    """Number of ways in which a search may try to match a name with a regular expression, roughly;
+    the last repeat does not count, with nothing behind it that could fail. Raises TooManyWays where
     they are countless or there are flags, re.error for what is not an expression.
     """
     tree = _parse(text)

@@ -86,7 +86,7 @@ class ModuleNames:
 
 
 def module_names(listed: Iterable[str], key: str, expressions: Expressions) -> ModuleNames:
-    """Those of a list of `key` whose expressions begin with `re:`."""
+    """Names of modules on a list of `key`, on which expressions begin with `re:`."""
     listed = tuple(listed)
     texts = [name.removeprefix("re:") for name in listed if name.startswith("re:")]
     return ModuleNames(frozenset(listed), expressions.compile(texts, key))

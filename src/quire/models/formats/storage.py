@@ -287,7 +287,7 @@ def _unpacked(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, Stored
 
 
 def _four_bit_floats(layout: CodeLayout, *shape: int) -> dict[str, StoredPart]:
-    """Those of experts have their codes by groups."""
+    """The tensors of a weight in four-bit floats; experts have their codes by groups."""
     where = FOUR_BIT_FLOATS[layout.packing]
     rows, groups = shape[:-1], layout.groups(shape[-1])
     codes = (groups, (layout.group or 0) // 2) if len(rows) > 1 else (-(-shape[-1] // 2),)

@@ -35,7 +35,7 @@ def is_cache_scale(name: str) -> bool:
 def used_cache_scales(
     files: WeightFiles, storage: Storage | None, kv_dtype: torch.dtype
 ) -> dict[str, FixedScales]:
-    """Those that memory of `kv_dtype` is written with, by layer; says so where there are others.
+    """Scales that memory of `kv_dtype` is written with, by layer; logs where there are others.
 
     Raises CorruptCheckpoint for what is not a scale.
     """

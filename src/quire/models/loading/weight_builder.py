@@ -142,7 +142,7 @@ class WeightBuilder:
         return out
 
     def stacked_rows(self, groups: Sequence[Sequence[str]]) -> list[RowStack] | list[CodedWeight]:
-        """The same for whoever packs the weights at once, one after the other."""
+        """As `stacked`, for whoever packs the weights at once, one after the other."""
         if self._are_codes([name for names in groups for name in names]):
             return [self._merged_codes(names) for names in groups]
         return [self._rows_of(names) for names in groups]

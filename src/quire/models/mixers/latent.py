@@ -250,7 +250,7 @@ def make_latent_attention(
 def make_shared_latents(
     make: Maker, at: str, a: LatentAttention, choice: ChosenTokens
 ) -> SharedLatentLayer:
-    """The same for a mixer over the latents of another layer."""
+    """Build a mixer over the latents of another layer."""
     assert a.q_rank is None and not a.gate, "queries of the hidden states alone"
 
     def in_parts(rows: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class LeftKey:
         return str(self.within.get("rope_type") or self.within.get("type") or "default")
 
     def below(self, *outer: str) -> LeftKey:
-        """The same of a file in which these objects are around it."""
+        """The key in a file in which these objects are around it."""
         return LeftKey((*outer, *self.path), self.value, self.within)
 
     def __str__(self) -> str:

@@ -65,7 +65,7 @@ class VisionModel:
     has_spans: bool = False
 
     def rules(self) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
-        """Those of the tower's tensors, and those of the connector's."""
+        """The rules of the tower's tensors, and those of the connector's."""
         of_tower, of_whole = self.tower_family.rules, self.family.rules
         return (
             of_tower(self.whole) if callable(of_tower) else of_tower,

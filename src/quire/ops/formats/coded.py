@@ -127,7 +127,7 @@ class CodedWeight:
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> CodedWeight:
-        """The same with all tensors but the order changed."""
+        """The weight with all tensors but the order changed."""
         zeros = None if self.zeros is None else change(self.zeros)
         return replace(self, codes=change(self.codes), scales=change(self.scales), zeros=zeros)
 
@@ -160,7 +160,7 @@ class CodedWeight:
         )
 
     def with_group(self, group: int) -> CodedWeight:
-        """The same with smaller groups, some of which have equal scales."""
+        """The weight with smaller groups, some of which have equal scales."""
         if group == self.group:
             return self
         assert self.group % group == 0 or len(self.scales[0]) == 1

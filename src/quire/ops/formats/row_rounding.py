@@ -49,7 +49,7 @@ class RowRounding:
         return self._scaled(groups, peaks_of(groups)).flatten(1)[:, : x.shape[1]]
 
     def joined(self, other: RowRounding) -> RowRounding | None:
-        """That of the same rows for two weights as one; None where it is not the same. The larger
+        """The rounding of rows for two weights as one; None where it is not the same. The larger
         scale holds the values of both.
         """
         if self.scale is None or other.scale is None:

@@ -28,7 +28,7 @@ class PartialSum:
         return self.spans + self.rest
 
     def of(self, prompt: int) -> PartialSum:
-        """That of one of several prompts, in memory of its own."""
+        """The sum of one of several prompts, in memory of its own."""
         return PartialSum(self.spans[prompt].clone(), self.rest[prompt].clone())
 
 

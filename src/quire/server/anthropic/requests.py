@@ -110,7 +110,7 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         yield from objects_in("system", self.system, _OF_BLOCKS)
 
     def as_chat(self, **more: Any) -> ChatRequest:
-        """The same as a chat request. Raises InvalidParameter for a block that is not served."""
+        """The request as one of chats. Raises InvalidParameter for a block that is not served."""
         messages = conversation(self.messages)
         if self.system:
             text = self.system if isinstance(self.system, str) else texts_of(self.system, "system")

@@ -52,7 +52,9 @@ class Line:
 
     @property
     def id(self) -> str:
-        """Its result's name: place and content, so that a result is never taken for another's."""
+        """The name of its result: place and content, so that a result is never taken for
+        another's.
+        """
         return f"batch_req_{self.number}_{self.digest}"
 
 

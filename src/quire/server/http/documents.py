@@ -31,7 +31,7 @@ async def openapi(server: Server, request: Request) -> Response:
 
 
 async def docs(server: Server, request: Request) -> Response:
-    """The same to be read in a browser."""
+    """The document to be read in a browser."""
     policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
     made = await asyncio.to_thread(document, request.app.state.entries)
     return HTMLResponse(page(made), headers=policy)

@@ -122,7 +122,7 @@ def error_json(error: BaseException) -> bytes:
 
 
 def _retry(after_s: float | None) -> dict[str, str]:
-    """When to retry; after a second where it is not known."""
+    """The time after which to retry; a second where it is not known."""
     return {"Retry-After": str(max(1, math.ceil(after_s or 1)))}
 
 

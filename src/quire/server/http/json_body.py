@@ -54,7 +54,7 @@ class HasObjects(Protocol):
     """A body with objects that are decoded as dicts, such as messages."""
 
     def objects(self) -> Iterator[PlainObject]:
-        """Those objects."""
+        """The objects of the body."""
         ...
 
 

@@ -217,7 +217,7 @@ def make_listener(app: ASGIApp, how: Listening, most: int | None = None) -> List
 
 
 class ShutdownSignal:
-    """When and how to stop: the first signal drains, the second aborts, a dead engine fails.
+    """Time and way to stop: the first signal drains, the second aborts, a dead engine fails.
 
     `exit_code` is 0 unless the engine died.
     """
@@ -233,8 +233,8 @@ class ShutdownSignal:
 
     @contextlib.contextmanager
     def by_signals(self) -> Iterator[None]:
-        """In the block SIGTERM and SIGINT call `on_signal`. After it they are ignored: the process
-        is about to exit.
+        """Have SIGTERM and SIGINT call `on_signal` in the block. After it they are ignored: the
+        process is about to exit.
         """
         loop = asyncio.get_running_loop()
         for number in OWNER_SIGNALS:

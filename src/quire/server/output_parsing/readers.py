@@ -78,7 +78,9 @@ class Undecided:
         self._skips = not any(char in BLANKS for char in delimiters.first_chars)
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """Up to the first character that is not blank, unless a delimiter is or may be there."""
+        """Read up to the first character that is not blank, unless a delimiter is or may be
+        there.
+        """
         while start < len(text):
             if self._skips:
                 found = NON_BLANK.search(text, start)
@@ -112,7 +114,7 @@ class HeadReader:
         return "".join(self._text)
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """Up to a delimiter; too much text, or a character that no head has, is a misfit."""
+        """Read up to a delimiter; too much text, or a character that no head has, is a misfit."""
         if not self._has_begun:
             rest = text[start : start + MAX_HEAD_CHARS]
             if not rest.startswith(self._state.begins):

@@ -60,7 +60,7 @@ class RerankedDocument(msgspec.Struct):
 
     @classmethod
     def of(cls, given: ScoredText) -> Self:
-        """Its parts, where it has pictures."""
+        """A text, or its parts where it has pictures."""
         return cls(None, given.parts) if isinstance(given, Content) else cls(given)
 
 

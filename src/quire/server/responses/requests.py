@@ -159,7 +159,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
         return self.top_logprobs is not None or _LOGPROBS in (self.include or ())
 
     def as_chat(self, before: list[dict[str, Any]]) -> ChatRequest:
-        """The same as a chat request, `before` being the messages of earlier responses.
+        """The request as one of chats, `before` being the messages of earlier responses.
 
         Raises InvalidParameter for an item that has no such form.
         """

@@ -53,19 +53,19 @@ class CoreFeature:
         return None
 
     def poll(self) -> Sequence[tuple[int, str]]:
-        """Before steps are planned: take in what became ready; the requests, by their handles, that
-        end by it, with the reason.
+        """Take in what became ready, before steps are planned. Returns the requests that end by it,
+        by their handles, with the reason.
         """
         return ()
 
     def planned(self, plan: StepPlan | None) -> None:
-        """After a step was planned, or could not be, and before it is launched."""
+        """A step was planned, or could not be (None); what was planned is launched next."""
 
     def completed(self) -> None:
         """The oldest step in flight has computed; the scheduler does not know its results yet."""
 
     def updated(self) -> None:
-        """Before outputs are returned: what a step has changed is known."""
+        """What a step has changed is known, and its outputs are about to be returned."""
 
     def take_parts(self) -> list[AnyPart]:
         """Parts of the outputs of requests that have just ended."""

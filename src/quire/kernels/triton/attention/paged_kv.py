@@ -60,7 +60,7 @@ class PagedKV:
 
     @property
     def page_slots(self) -> int:
-        """From one page to the next, in slots: S, or more where layers share memory."""
+        """Slots from one page to the next: S, or more where layers share memory."""
         return self.memory.stride(1) // self.memory.stride(2)
 
     @property

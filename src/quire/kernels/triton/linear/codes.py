@@ -50,7 +50,7 @@ def pack_codes_of_experts(
     *,
     is_fixed: bool,
 ) -> TritonProduct:
-    """The same of experts, bias [E, out]."""
+    """Pack the codes of experts, bias [E, out]."""
     why = next(filter(None, (obstacle(weight, device) for weight in weights)), "")
     packed = None if why else pack_coded_experts(weights, bias, is_fixed=is_fixed)
     if packed is not None:

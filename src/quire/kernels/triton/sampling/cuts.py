@@ -64,8 +64,8 @@ def sums_from(
     BLOCK: tl.constexpr,
     WEIGHED: tl.constexpr,
 ) -> Any:
-    """For each of 16 edges the entries with keys at or above it and `low`: how many there are, or
-    (WEIGHED) the sum of exp(entry - peak), float32.
+    """Entries with keys at or above each of 16 edges and `low`: how many there are, or (WEIGHED)
+    the sum of exp(entry - peak), float32.
     """
     sums = tl.zeros((BLOCK, 16), tl.float32)  # one per lane: threads meet once, at the end
     for start in range(0, V, BLOCK):

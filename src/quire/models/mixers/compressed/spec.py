@@ -151,7 +151,7 @@ class CompressedAttention:
 
     @property
     def mixers(self) -> tuple[RecentTokens | Entries, ...]:
-        """Its mixers in the order of their memories."""
+        """The mixers in the order of their memories."""
         c, kept, numbers = self.compression, self.window, self.head_dim
         if c is not None:
             kept, numbers = max(kept, c.span), numbers + c.numbers(self.head_dim)

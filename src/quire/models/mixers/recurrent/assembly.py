@@ -243,5 +243,7 @@ def _decay(leaf: Tensor) -> Tensor:
 
 
 def _each(function: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:
-    """The same bits for a number, whether a worker has all of a leaf or a part."""
+    """Apply a function to each number, with the same bits whether a worker has all of a leaf or a
+    part.
+    """
     return row_by_row(function, leaf.reshape(1, -1)).view(leaf.shape)

@@ -49,7 +49,7 @@ class Elements:
         self._is_text = self._is_stray = False
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """Up to a delimiter; an element that was not closed before it ends there."""
+        """Read up to a delimiter; an element that was not closed before it ends there."""
         while True:
             end, mark = self._marks.find(text, start)
             self._take(text[start:end], out)

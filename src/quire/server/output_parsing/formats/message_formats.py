@@ -31,7 +31,9 @@ MUSE_ENDS = {"<|eom|>": "after", "<|eot|>": "after", "<|start|>": "head"}
 
 
 def muse_head(text: str) -> Head:
-    """To whom a message goes: `to=self` is reasoning, `to=user` and none the answer, else calls."""
+    """The receiver of a message: `to=self` is reasoning, `to=user` and none the answer, else
+    calls.
+    """
     found = RECIPIENT.search(text)
     recipient = "user" if found is None else found[1]
     return Head(then={"self": "reasoning", "user": "content"}.get(recipient, "calls"))
@@ -58,7 +60,7 @@ def muse_states(head: Callable[[str], Head]) -> dict[str, ParserState]:
 
 
 def muse_states_with_calls() -> dict[str, ParserState]:
-    """The same, and the calls that some of these messages are."""
+    """The states of messages, and of the calls that some of them are."""
     calls = marked_parameters(
         "<atem:function_calls>", "</atem:function_calls>", '<atem:invoke name="', '">',
         '<atem:parameter name="', '">', "</atem:invoke>", "</atem:parameter>",

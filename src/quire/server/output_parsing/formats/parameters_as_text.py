@@ -195,7 +195,7 @@ class ValueReader:
             self._write_key(out)
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """Up to a delimiter that is not a part of the value."""
+        """Read up to a delimiter that is not a part of the value."""
         if self._verbatim is not None:
             opening, closing = self._verbatim
             if len(text) - start < len(opening) and opening.startswith(text[start:]):

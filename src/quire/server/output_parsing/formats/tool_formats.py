@@ -258,7 +258,7 @@ def said_again(text: str) -> Head | None:
 
 
 def lfm2_states() -> Mapping[str, ParserState]:
-    """Its models may write a list again, with the closing tag alone."""
+    """The states of LFM2, whose models may write a list again, with the closing tag alone."""
     opening, closing = "<|tool_call_start|>", "<|tool_call_end|>"
     after = {opening: "list", "[": "echo"}
     return {
