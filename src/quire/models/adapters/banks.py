@@ -52,7 +52,7 @@ class _Product:
         if (own := self.own[number]) is not None:  # of B a worker has its outputs, of A its inputs
             a, b = (a, part_of(b, own)) if own.axis == 0 else (part_of(a, own), b)
         a = a if self.change is None else self.change(a)
-        # for the row -1: outputs that are no leaf's, such as padding
+        # for the row -1: outputs of no leaf, such as padding
         b = torch.cat((b, b.new_zeros(1, b.shape[1])))
         pieces = zip(self.bank.shape.pieces, self.rows, strict=True)
         return LoraPart(a, tuple(b[rows] for piece, rows in pieces if piece.part == number))

@@ -126,7 +126,7 @@ def _rope(c: ConfigReader, kind: str, layer: int) -> Rope:
 
 
 def _feeds(c: ConfigReader) -> list[Mlp | Moe]:
-    """Limits of a layer's experts, and of its shared expert or its dense part; 0 is no limit."""
+    """Limits of a layer's experts, and of its shared expert or its dense part; 0: there is none."""
     sparse = _sparse_layers(c)
     of_experts = _per_layer(c, "swiglu_limits", _is_limit, None)
     of_others = _per_layer(c, "swiglu_limits_shared", _is_limit, None)

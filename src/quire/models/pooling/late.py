@@ -20,7 +20,7 @@ _WIDTHS = ("colbert_dim", "projection_dim", "dim")
 
 
 def base_of(architecture: str) -> str | None:
-    """The architecture that is projected, XModel of ColBERTXModel; None: it is no such name."""
+    """The architecture that is projected, XModel of ColBERTXModel; None: it is not such a name."""
     if architecture == "HF_ColBERT":
         return "BertModel"
     base = architecture.removeprefix("ColBERT")

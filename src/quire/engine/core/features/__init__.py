@@ -65,7 +65,7 @@ class CoreFeature:
         """The oldest step in flight has computed; the scheduler does not know its results yet."""
 
     def updated(self) -> None:
-        """What a step has changed is known, and its outputs are about to be returned."""
+        """The changes of a step are known, and its outputs are about to be returned."""
 
     def take_parts(self) -> list[AnyPart]:
         """Parts of the outputs of requests that have just ended."""
