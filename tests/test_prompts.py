@@ -138,7 +138,7 @@ def test_forms(prompt, parsed):
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_what_is_no_prompt(prompt, error, text):
+def test_anything_but_a_prompt_is_refused(prompt, error, text):
     with pytest.raises(error) as caught:
         parse_prompt(prompt)
     assert str(caught.value) == text
@@ -162,7 +162,7 @@ def test_one_or_several(prompts, number):
     assert len(as_prompts(prompts)) == number
 
 
-def test_a_number_is_no_prompts():
+def test_a_number_is_not_a_list_of_prompts():
     with pytest.raises(InvalidType) as caught:
         as_prompts(7)
     assert (

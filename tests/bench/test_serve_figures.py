@@ -45,7 +45,7 @@ def test_nothing_succeeded():
     assert "Successful requests" in table(figures, METRICS, [99])
 
 
-def test_one_after_the_other_is_no_crowd():
+def test_one_after_the_other_is_not_a_crowd():
     assert peak_concurrency([Outcome(i, 1, 1, 0.1, 1.0) for i in range(5)]) == 1
 
 

@@ -229,7 +229,7 @@ def test_files_of_sets(tmp_path):
         ('[{"a": 1}]', ("b",), "NAME=VALUE"),
     ],
 )
-def test_what_is_no_grid_is_refused(tmp_path, text, pairs, part):
+def test_anything_but_a_grid_is_refused(tmp_path, text, pairs, part):
     with pytest.raises(InvalidParameter, match=part):
         sets_of(tmp_path, text, *pairs)
 

@@ -190,7 +190,7 @@ def stream_of_a_long_answer():
         yield process
 
 
-def test_a_reader_that_goes_away_is_no_error():
+def test_a_reader_that_goes_away_is_not_an_error():
     with stream_of_a_long_answer() as process:
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -154,7 +154,7 @@ def test_a_module_and_a_command_are_programs_too(tmp_path):
     assert out == f"0.32.0 ['{command}', 'y']\n"
 
 
-def test_what_is_no_program_is_said():
+def test_a_program_that_cannot_be_run_is_named():
     assert "usage: python -m quire.as_vllm" in run(code=1)[1]
     assert "there is no program 'nowhere.py'" in run("nowhere.py", code=1)[1]
     assert "is not a Python program" in run("sh", code=1)[1]

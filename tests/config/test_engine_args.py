@@ -239,7 +239,7 @@ def test_sizes(text, value):
 
 
 @pytest.mark.parametrize("text", ["1.5", "1.5K", "k", "8 kb", "", "1e3", "0x10"])
-def test_texts_that_are_no_sizes(text):
+def test_texts_that_are_not_sizes(text):
     with pytest.raises(argparse.ArgumentTypeError):
         parse_size(text)
 
@@ -262,7 +262,7 @@ def test_usage_errors_are_one_line_and_exit_with_2(words, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_words_that_are_no_flags_are_left_alone():
+def test_words_that_are_not_flags_are_left_alone():
     words = ["generate", "a_b.c", "--stop=a_b.c", "-x_y", "--", "--a_b.c", "1"]
     assert rewrite(words) == words
 

@@ -110,7 +110,7 @@ def test_chat_template_as_text_file_or_name(tmp_path):
 
 
 @pytest.mark.parametrize("is_file", [True, False])
-def test_a_chat_template_that_is_no_jinja_is_refused_at_the_start(tmp_path, is_file):
+def test_a_chat_template_that_is_not_jinja_is_refused_at_the_start(tmp_path, is_file):
     given = "{{"
     if is_file:
         given = str(tmp_path / "t.jinja")
@@ -148,13 +148,13 @@ def test_type_of_the_checkpoint(tmp_path, config, stored, dtype):
     "content",
     [b"", b"\xff" * 8, struct.pack("<Q", 4) + b"[1]]", struct.pack("<Q", 9) + b'{"w": 1}'],
 )
-def test_files_that_are_no_safetensors(tmp_path, content):
+def test_files_that_are_not_safetensors(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(LoadError, match=r"model\.safetensors is not a (valid )?safetensors file"):
         checkpoint_dtype({}, tmp_path)
 
 
-def test_folders_that_are_no_models(tmp_path):
+def test_folders_that_are_not_models(tmp_path):
     with pytest.raises(ModelNotFound, match=r"no config\.json"):
         make_plan(EngineArgs(model=str(tmp_path)))
     with pytest.raises(ModelNotFound):

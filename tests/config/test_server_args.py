@@ -53,7 +53,7 @@ def test_a_file_says_what_the_command_line_would(tmp_path):
     assert merged.override_generation_config == {"top_k": 3, "top_p": 0.5}
 
 
-def test_a_device_is_no_file_of_flags(capsys):
+def test_a_device_is_not_a_file_of_flags(capsys):
     with pytest.raises(SystemExit) as ended:
         parse("--config", "/dev/null")  # reading /dev/zero would not end
     assert ended.value.code == 2

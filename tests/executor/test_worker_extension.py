@@ -39,7 +39,7 @@ def test_workers_can_be_of_a_class_of_ones_own(is_apart):
 
 
 @pytest.mark.parametrize("name", ["tests.executor.worker_notes.Notes", "no_such_module.Worker"])
-def test_what_is_no_worker_is_refused(name):
+def test_anything_but_a_worker_is_refused(name):
     with pytest.raises(InvalidParameter) as caught:
         LLM(**ARGS, worker_cls=name)
     assert caught.value.parameter == "worker_cls"
@@ -57,7 +57,7 @@ def test_what_is_no_worker_is_refused(name):
         ("Notes", "cannot be imported"),
     ],
 )
-def test_what_is_no_extension_is_refused(name, words):
+def test_anything_but_an_extension_is_refused(name, words):
     with pytest.raises(InvalidParameter, match=words) as caught:
         LLM(**ARGS, worker_extension_cls=name)
     assert caught.value.parameter == "worker_extension_cls"

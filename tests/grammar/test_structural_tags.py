@@ -164,7 +164,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_tag_is_refused_in_words(guidance, name):
+def test_anything_but_a_tag_is_refused_in_words(guidance, name):
     given, words = REFUSED[name]
     with pytest.raises(GrammarError, match=words):
         guidance.compile(source_of(Form(structural_tag=json.dumps(given))))

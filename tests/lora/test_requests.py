@@ -44,7 +44,7 @@ def test_a_request_is_a_name_an_id_and_a_folder():
     assert msgspec.convert(msgspec.to_builtins(asked), LoRARequest).folder == asked.folder
 
 
-def test_a_repository_of_the_hub_is_no_folder(tmp_path, monkeypatch):
+def test_a_repository_of_the_hub_is_not_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert LoRARequest("a", 1, "owner/na-me.2").folder == Path("owner/na-me.2")
     for path in ("name", "a/b/c", "./owner/name", "../name", "owner/.name", "owner/name/"):
@@ -552,7 +552,7 @@ def test_a_reply_is_called_by_its_adapter_s_name_after_an_unload_too():
     [{"peft_type": "IA3"}, {"base_model_name_or_path": "other"}, {"base_model_name_or_path": None},
      {"base_model_name_or_path": ["base"]}],
 )  # fmt: skip
-def test_what_is_no_adapter_of_the_model_is_not_found(tmp_path, config):
+def test_anything_but_an_adapter_of_the_model_is_not_found(tmp_path, config):
     library(tmp_path, **config)
     served = resolving(None, FolderResolver(tmp_path, ("base",)))
     assert asyncio.run(served.find("mine")) is None

@@ -78,7 +78,7 @@ def test_arrays_are_taken_as_pictures(decoder):
         (np.zeros((4, 4, 3), complex), "elements of type complex128"),
     ],
 )
-def test_arrays_that_are_no_pictures(array, words):
+def test_arrays_that_are_not_pictures(array, words):
     with pytest.raises(MediaFault, match=words):
         from_array(array)
 

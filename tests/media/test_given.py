@@ -56,7 +56,7 @@ def test_pixels_of_bfloat16_are_taken():
         ([PIXELS], [7], "a uuid is a string or None"),
     ],
 )
-def test_what_is_no_picture_is_refused(data, uuids, words):
+def test_anything_but_a_picture_is_refused(data, uuids, words):
     with pytest.raises(RequestError, match=words):
         given_pictures(data, uuids)
 

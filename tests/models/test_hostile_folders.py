@@ -212,7 +212,7 @@ def test_json_that_cannot_be_plain_data(tmp_path, text, says):
         read_json(tmp_path / "some.json")
 
 
-def test_what_no_message_can_carry_is_no_config(folder):
+def test_values_that_no_message_can_carry_are_not_a_config(folder):
     (folder / "config.json").write_text('{"id2label": ' + "9" * 100 + "}")
     with pytest.raises(LoadError, match="a number of more than 64 bits"):
         gather_model_facts(EngineArgs(model=str(folder)))

@@ -122,7 +122,7 @@ def test_a_state_of_other_blocks_is_refused_by_its_key(case):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe", b'{"a":' * 2000, b"1" * 20_000])
-def test_bytes_that_are_no_state_are_one_clear_error(text):
+def test_bytes_that_are_not_a_state_are_one_clear_error(text):
     how = BLOCK_FORMATS["bitsandbytes-nf4"]
     parts, _ = how.made(torch.ones(8, 40))
     parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)

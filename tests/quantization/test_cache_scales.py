@@ -125,7 +125,7 @@ def test_without_any_nothing_is_said(source, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_what_is_no_scale_is_one_clear_error(source, tmp_path, value):
+def test_anything_but_a_scale_is_one_clear_error(source, tmp_path, value):
     folder, _ = source
     target = with_scales(folder, tmp_path / "model", {"k_scale": value})
     with pytest.raises(CorruptCheckpoint, match=r"layers\.0\.self_attn\.k_scale is .* not a scale"):

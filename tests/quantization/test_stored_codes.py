@@ -168,7 +168,7 @@ def test_families_with_other_modules(library, tmp_path, family):
     assert model.weight_bytes < load(plain, ops, made.max_model_len).weight_bytes
 
 
-def test_convolutions_are_no_linear_modules(library, tmp_path):
+def test_convolutions_are_not_linear_modules(library, tmp_path):
     made = library["lfm2"]
     names = re.compile(r".*\.(w[123]|\w*_proj)\.weight")
     plain = write(made.folder, tmp_path / "model", BYTE_FORMATS["compressed-float-w8a16"], names)

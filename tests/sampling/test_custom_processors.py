@@ -344,7 +344,7 @@ def test_finding_processors():
         (3, "subclass of quire.LogitsProcessor"),
     ],
 )
-def test_what_is_no_processor_is_refused(given_item, words):
+def test_anything_but_a_processor_is_refused(given_item, words):
     with pytest.raises(InvalidParameter, match=words) as caught:
         find_logits_processors([given_item])
     assert caught.value.parameter == "logits_processors"

@@ -72,7 +72,7 @@ def family_of(server):
 # the processes' own sockets
 
 
-def test_t01_bytes_that_are_no_message_are_dropped_at_every_socket(optimised, tmp_path):
+def test_t01_bytes_that_are_not_a_message_are_dropped_at_every_socket(optimised, tmp_path):
     right = text_of(optimised)
     folders = list(Path(tempfile.gettempdir()).glob(f"quire-sockets-{optimised.process.pid}-*"))
     assert folders

@@ -149,7 +149,7 @@ def test_what_else_a_template_needs_does_not_hide_its_forms(needs: str) -> None:
         (None, "{}", ""),
     ],
 )
-def test_arguments_that_are_no_object_stay_visible(
+def test_arguments_that_are_not_an_object_stay_visible(
     tmp_path: Path, arguments: Any, in_text: str, in_items: str
 ) -> None:
     call = {**CALL, "function": {"name": "f", "arguments": arguments}}

@@ -309,7 +309,7 @@ def forge(folder, kind, store):
 
 
 @pytest.mark.parametrize("kind", ["content", "another block", *OTHER_STORES])
-def test_what_others_write_is_no_answer(kind, folder):
+def test_a_block_that_others_have_written_is_not_an_answer(kind, folder):
     store = Store(folder, ROOT, 1 << 20, KEY)
     store.put(key(1), content(1))
     forge(folder, kind, store)

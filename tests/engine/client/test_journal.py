@@ -140,7 +140,7 @@ def test_one_death_alone_blames_no_request_and_tokens_in_between_clear_it():
     assert journal.died([0, 1]) == ([1], [])
 
 
-def test_who_was_in_no_step_is_no_suspect():
+def test_a_request_in_no_step_is_not_a_suspect():
     journal = journal_of(3)
     journal.died([1])
     assert begin_life(journal) == [1]
@@ -266,7 +266,7 @@ def test_a_board_without_room_names_its_file(tmp_path, monkeypatch):
     assert read_step_board(path) is None
 
 
-def test_who_falls_with_another_core_is_no_suspect_and_the_life_does_not_count():
+def test_a_request_that_falls_with_another_core_is_not_a_suspect_and_the_life_does_not_count():
     journal = CoreJournal(0)
     for handle in (1, 2):
         assert journal.add(request(handle))

@@ -241,7 +241,7 @@ def test_an_engine_is_given_up_when_restarts_bring_nothing(no_orphans):
 
 
 @pytest.mark.full
-def test_a_model_that_is_gone_is_no_reason_to_try_for_ever(tmp_path, no_orphans):
+def test_a_model_that_is_gone_is_not_a_reason_to_try_for_ever(tmp_path, no_orphans):
     folder = shutil.copytree(embedded_model(), tmp_path / "model")
     engine = engine_of(max_core_restarts=1, model=str(folder))
     try:

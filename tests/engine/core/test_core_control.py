@@ -181,7 +181,7 @@ def test_clear_cache_forgets_and_the_frozen_compute_again():
     assert first + tokens[0] == expected(0, 9)
 
 
-def test_what_is_no_mode_level_tag_or_utility_is_refused():
+def test_anything_but_a_mode_level_tag_or_utility_is_refused():
     core = make_core()
     for method, *args in (
         ("pause_scheduler", "freeze"), ("sleep", 3), ("wake_up", ["kv"]), ("no_such_thing",),

@@ -409,7 +409,7 @@ def lying(kind):
 @pytest.mark.parametrize(
     "kind", ["short", "flipped", "another name", "another group", "another read", "two contents"]
 )
-def test_a_peer_that_lies_is_no_answer(kind, peers, expected, monkeypatch):
+def test_the_blocks_of_a_peer_that_lies_are_not_used(kind, peers, expected, monkeypatch):
     prefill, decode = peers(config=peer_config(kv_load_timeout=0.3))
     monkeypatch.setattr(server.PeerServer, "_answer", lying(kind))
     params = prefill.first_leg(prompts()[0])

@@ -236,7 +236,7 @@ def test_what_may_differ_between_machines_does_not_count():
     assert plan_digest(plan()) != plan_digest(plan(max_model_len=128))
 
 
-def test_bytes_that_are_no_hello_are_dropped(port):
+def test_bytes_that_are_not_a_hello_are_dropped(port):
     server, context = served(port, plan()), zmq.Context()
     keys = cluster_keys(SECRET)
     stranger, friend = context.socket(zmq.DEALER), context.socket(zmq.DEALER)

@@ -249,7 +249,7 @@ def test_aborts_are_final_and_may_come_twice(client):
     assert drain_one(client, 200) == drain_one(client, 220)
 
 
-def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
+def test_bytes_that_are_not_a_message_leave_both_sides_alive(plan, client):
     expected = drain_one(client, 300)
     rng = random.Random(5)
     sockets = client.remote.sockets

@@ -164,7 +164,7 @@ class Canary:
     ],
     ids=["pickle", "zeros", "ones", "frames", "length", "payload", "kind", "random"],
 )
-def test_what_is_no_message_closes_the_channel_and_nothing_else(data):
+def test_anything_but_a_message_closes_the_channel_and_nothing_else(data):
     async def run():
         ends = await Ends().open()
         await ends.feed(data)

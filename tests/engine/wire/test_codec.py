@@ -189,7 +189,7 @@ def test_a_header_names_what_its_message_is_about():
         read_core_header(header[:-1])
 
 
-def test_whatever_the_checks_of_a_message_raise_it_is_no_message(monkeypatch):
+def test_bytes_are_not_a_message_whatever_its_checks_raise(monkeypatch):
     frames = MessageEncoder().encode(EngineCoreRequest(3, [1], SamplingParams()))
 
     def check(self):

@@ -36,7 +36,7 @@ def test_an_input_that_an_idle_core_never_takes_is_lost():
             traffic.note_beat(before, Heartbeat(num_taken=2), num_sent=3, now=turn * 0.5)
 
 
-def test_beats_that_lay_unread_are_no_proof():
+def test_beats_that_lay_unread_prove_nothing():
     """A front end that was away sends a message and finds the beats of a minute."""
     traffic, before = DeliveryMonitor(patience_s=5.0), Heartbeat()
     for turn in range(120):

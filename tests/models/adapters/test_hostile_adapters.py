@@ -108,7 +108,7 @@ def test_what_was_saved_whole_has_to_be_there(tmp_path, module):
     assert read(others, LLAMA).products, "names that PEFT adds for models that classify"
 
 
-def test_texts_that_are_no_config(tmp_path):
+def test_texts_that_are_not_a_config(tmp_path):
     folder = plain().save(tmp_path)
     for text in ("{", "[]", "[" * 100_000, '{"r": "\\ud800"}', "\0"):
         (folder / "adapter_config.json").write_text(text)

@@ -242,7 +242,7 @@ def test_options_of_our_own_decoder_are_refused(nanochat, option):
         make_plan(EngineArgs(model=str(nanochat), skip_tokenizer_init=True, **option))
 
 
-def test_its_weights_are_no_sharded_state(nanochat, tmp_path):
+def test_its_weights_are_not_a_sharded_state(nanochat, tmp_path):
     with pytest.raises(NotBuiltYet, match="save_sharded_state with model_impl=transformers"):
         engine(nanochat, max_model_len=LENGTH).save_sharded_state(str(tmp_path))
 

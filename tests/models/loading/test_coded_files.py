@@ -74,7 +74,7 @@ def test_codes_are_unpickled(coded, tmp_path, name):
     assert same_bits(answers(tmp_path), answers(coded[name]))
 
 
-def test_codes_are_no_sharded_state(coded, tmp_path):
+def test_codes_are_not_a_sharded_state(coded, tmp_path):
     core = open_core(coded["awq"], 1)
     with pytest.raises(NotBuiltYet, match=r"save_sharded_state of a quant.* Keep the checkpoint"):
         core.save_sharded_state(str(tmp_path / "saved"))

@@ -65,7 +65,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
         weight_file.file_pages(Path("/proc/nowhere"), 1 << 20)
 
 
-def test_files_in_memory_are_no_disk(tmp_path):
+def test_a_file_system_in_memory_is_not_a_disk(tmp_path):
     point = str(tmp_path / "in memory").replace(" ", "\\040")
     disk = "20 1 8:1 / / rw - ext4 /dev/sda rw\n"
 

@@ -75,7 +75,7 @@ def test_batches_are_listed_and_deleted(client):
 
 
 @pytest.mark.parametrize("requests", [[], [one("a"), one("a")], [{"custom_id": "a"}]])
-def test_what_is_no_batch_is_refused(client, requests):
+def test_anything_but_a_batch_is_refused(client, requests):
     with pytest.raises(anthropic.BadRequestError):
         client.messages.batches.create(requests=requests)
 

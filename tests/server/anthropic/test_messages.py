@@ -145,7 +145,7 @@ def test_the_input_of_an_earlier_call_is_never_made_up(given, arguments):
 
 
 @pytest.mark.parametrize("arguments", ['{"city": }', "[1]", '{"city": "U'])
-def test_arguments_that_are_no_object_are_shown_as_they_stand(arguments):
+def test_arguments_that_are_not_an_object_are_shown_as_they_stand(arguments):
     text = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}'
     message = ask(text, tools=[WEATHER])
     assert [block.text for block in message.content] == [arguments]

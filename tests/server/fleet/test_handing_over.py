@@ -302,7 +302,7 @@ def test_another_root_computes_again_and_another_model_is_refused(origin, status
 
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1:9", "ME", "ME/v1", "ftp://x"])
-def test_a_target_that_is_no_server_changes_nothing(target):
+def test_a_target_that_is_not_a_server_changes_nothing(target):
     async def scenario(http, one):
         [reader] = await begun(http, one)
         body = {"target": target.replace("ME", one.url)}
@@ -322,7 +322,7 @@ def test_a_target_that_is_no_server_changes_nothing(target):
         "http://\u00e9",
     ],
 )  # fmt: skip
-def test_what_is_no_address_of_a_server_is_refused(url):
+def test_anything_but_an_address_of_a_server_is_refused(url):
     with pytest.raises(InvalidParameter, match="target"):
         drain_link.DrainTarget.of(url, None)
     with pytest.raises(InvalidParameter, match="api_key"):
@@ -330,7 +330,7 @@ def test_what_is_no_address_of_a_server_is_refused(url):
 
 
 @pytest.mark.parametrize("body", [b"", b"\0\0\0\0", b"\x01\0\0\0\x01\0\0\0\xc0", b"\xff" * 64])
-def test_what_is_no_stream_is_refused(body):
+def test_anything_but_a_stream_is_refused(body):
     async def scenario(http, one):
         reply = await http.post(f"{one.url}/take_over", content=body)
         assert reply.status_code == 400 and not one.core.requests

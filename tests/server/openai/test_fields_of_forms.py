@@ -173,7 +173,7 @@ def test_strict_next_to_open_objects_is_refused(server, path, fields, field):
     assert field in reply.text and "strict" in reply.text
 
 
-def test_a_property_with_that_name_is_no_contradiction(server):
+def test_a_property_with_that_name_is_not_a_contradiction(server):
     schema = {"type": "object", "properties": {"additionalProperties": {"const": True}}}
     given = {"name": "n", "schema": schema, "strict": True}
     found = content_of(post(server, response_format={"type": "json_schema", "json_schema": given}))

@@ -143,7 +143,7 @@ def test_the_model_s_own_form_comes_back_in_the_history(script, stream):
 
 
 @each_way
-def test_what_is_no_call_of_these_tools_stays_content(script, stream):
+def test_anything_but_a_call_of_these_tools_stays_content(script, stream):
     for says in ('{"name": "clock", "arguments": {}}', "[1, 2]", "```json\n{}\n```\n"):
         reply = ask(script, says, tools=[WEATHER], messages=[ASK], stream=stream)
         found = gathered(reply) if stream else said(reply)

@@ -172,7 +172,7 @@ def test_without_reasoning_the_answer_starts_at_once():
 
 
 @pytest.mark.parametrize("reasoning", ["qwen3", "granite", "minimax_m3"])
-def test_a_reasoning_that_ends_without_having_begun_is_no_text(reasoning):
+def test_a_reasoning_that_ends_without_having_begun_is_not_text(reasoning):
     plan = plan_parsers(None, reasoning)
     [end, *_] = plan.reasoning.ends
     for prompt in ("", "no reasoning"):
@@ -182,7 +182,7 @@ def test_a_reasoning_that_ends_without_having_begun_is_no_text(reasoning):
 
 
 @pytest.mark.parametrize("tools", [None, "hermes", "pythonic", "llama3_json"])
-def test_the_tags_of_an_answer_are_no_text_with_any_tool_format(tools):
+def test_the_tags_of_an_answer_are_not_text_with_any_tool_format(tools):
     plan = plan_parsers(tools, "hunyuan_a13b")
     output = "<think>\nHm.\n</think>\n<answer>\nFine.\n</answer>"
     said = plan.read(output, tools=None if tools is None else [])

@@ -72,7 +72,7 @@ def test_literals_that_json_has_not(text):
     ["x", "1 + 2", "f(1)", "[1 2]", "[,]", "{,: 1}", "1__0", "--1", "nan", "", "'a' + 'b'", "'a' 1",
      "'a' * 2", "'%s' % 1", "[1}", "(1]", "1, 2", "{1: 2, 3}", "{1, 2: 3}", "'a", "rb'a", "(,)"],
 )  # fmt: skip
-def test_what_is_no_literal_is_no_value(text):
+def test_anything_but_a_literal_is_not_a_value(text):
     assert python_as_json(text) is None
 
 
