@@ -1,5 +1,5 @@
-"""One start in a fresh process: `python -m quire.bench.first_token ENGINE_ARGS` prints when what
-was done, as JSON.
+"""One start in a fresh process: `python -m quire.bench.first_token ENGINE_ARGS` prints the times at
+which its parts were done, as JSON.
 
 ENGINE_ARGS is a JSON object of engine arguments. Moments are seconds of the monotonic clock, which
 processes share.

@@ -15,7 +15,7 @@ has none, the architectures of the whole, and of a whole that takes pictures the
 """
 VISION = "vision"
 PROJECTION = "projection"
-"""The key there of what a retriever has after its text (`Projection`)."""
+"""The key, among these, of the projection after a retriever's text (`Projection`)."""
 
 _OBJECTS = ("text_config", "llm_config", "language_config")
 _STORED = (
@@ -119,13 +119,15 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         text |= {k: config[k] for k in _OF_THE_WHOLE if config.get(k) is not None}
     named = text.get("model_type")
     if kind is None or (key and named is not None) or reference_of_kind(named) is not None:
-        kind = named  # of which that of the whole is the usual one alone
+        # the whole's is only the usual one, and the text may name another
+        kind = named
     reference = reference_of_kind(kind)
     if reference is not None:
         # inner objects leave out what is transformers' default
         text = defaults_of(reference, text) | text
     if config.get("model_type") == "clip" and "projection_dim" in config:
-        text["projection_dim"] = config["projection_dim"]  # that of the text is not read
+        # CLIP projects to the width of the whole, and ignores the text's
+        text["projection_dim"] = config["projection_dim"]
     for name in _OF_PROMPTS.get(config.get("model_type"), ()):
         text.pop(name, None)
     listed = config[key].get("architectures") if key else None

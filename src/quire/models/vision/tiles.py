@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.models.vision.spec import TiledPicture
 
 _LEAST_RATIO = 1.1
-"""A grid that is larger by no more than this in each direction stays as it is."""
+"""Ratio up to which a grid that is larger in each direction stays as it is."""
 
 
 def arranged(
@@ -58,7 +58,9 @@ def best_size(size: tuple[int, int], sizes: Iterable[tuple[int, int]]) -> tuple[
 
 
 def _without_padding(grid: Tensor, size: tuple[int, int]) -> Tensor:
-    """grid [C, lines, columns] without the borders that made the picture of `size` as large."""
+    """grid [C, lines, columns] without the borders with which the picture of `size` was filled
+    up.
+    """
     (height, width), (lines, columns) = size, grid.shape[1:]
     if width / height > columns / lines:
         # seven digits as in transformers: a product just below a whole number must not lose a line
