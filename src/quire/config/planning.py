@@ -262,7 +262,7 @@ def _with_pictures(args: EngineOptions, folder: Path, config: dict[str, Any]) ->
     try:
         foreign = check_pictures(folder, config, args.mm_processor_kwargs)
     except LoadError as error:
-        logger.warning("The model takes pictures, and here text alone: %s", error)
+        logger.warning("The model takes pictures, but here it takes text alone: %s", error)
         return without_vision(config)
     _tell_of_foreign(args, foreign)
     return config

@@ -171,7 +171,7 @@ class EventPublisher:
             self._has_warned = True
             logger.warning(
                 "Events of the KV cache come faster than they are sent: the oldest batches are "
-                "dropped, and can be had from replay_endpoint alone."
+                "dropped, and replay_endpoint alone still has them."
             )
         self._signal()
 

@@ -543,7 +543,7 @@ class BlockTransfers:
         except OSError as error:
             self._refused_at = self._clock()
             logger.warning(
-                "K/V cannot be written to %s (%s): nothing more is for %g s.",
+                "K/V cannot be written to %s (%s): nothing is written for %g s.",
                 *(disk.folder, error.strerror or error, _RETRY_S),
             )
         finally:

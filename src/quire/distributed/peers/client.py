@@ -210,7 +210,7 @@ class PeerClient:
             try:
                 message = self._decoder.decode(frames[0].buffer)
             except msgspec.DecodeError as error:
-                self._fail(address, f"its message is none about blocks ({error})")
+                self._fail(address, f"its message is not about blocks ({error})")
                 return
             if isinstance(message, PullWelcome):
                 if not self._welcomed(address, link, message):

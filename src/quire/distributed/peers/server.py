@@ -215,7 +215,7 @@ class PeerServer:
             (frame,) = frames
             message = self._decoder.decode(frame)
         except (msgspec.DecodeError, ValueError) as error:
-            logger.warning("A message that is none about blocks of K/V was dropped: %s", error)
+            logger.warning("A message that is not about blocks of K/V was dropped: %s", error)
             return
         if isinstance(message, PullHello):
             self._welcome(puller, message)

@@ -36,6 +36,6 @@ def with_side_file(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             f"{folder} has {' and '.join(found)}, and config.json does not say how the weights are "
             "quantised. Remove the one that is not about them."
         )
-    logger.info("How the weights are quantised is read from %s.", folder / found[0])
+    logger.info("The description of quantised weights is read from %s.", folder / found[0])
     content = {"quant_method": SIDE_FILES[found[0]]} | read_plain_json(folder / found[0])
     return config | {KEYS[0]: content, FILE: found[0]}

@@ -233,8 +233,8 @@ def _sharded(decoder: Decoder, group: WorkerGroup, inputs: int) -> Decoder:
         )
     if group.rank == 0 and not has_bits_of_one(decoder, group.size, inputs):
         logger.info(
-            "%d workers add up this model's products in an order of their own: same bits as one "
-            "worker: no.",
+            "%d workers add up this model's products in an order of their own, and do not give the "
+            "bits of one worker.",
             group.size,
         )
     return own
