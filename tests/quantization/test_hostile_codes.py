@@ -310,7 +310,7 @@ TENSORS = {
             lambda t: t.view(torch.uint8).index_fill(0, torch.tensor(3), 255).view(t.dtype),
         ),
         CorruptCheckpoint,
-        "q_proj.weight has a number that is none",
+        "q_proj.weight has NaN among its numbers",
     ),
     "scale of rows": (
         "modelopt",

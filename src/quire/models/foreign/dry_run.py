@@ -421,7 +421,7 @@ def _looked_up(name: str, body: Any, has_positions: bool) -> dict[nn.Embedding, 
     ]
     padding = getattr(body.config.get_text_config(), "pad_token_id", None)
     try:
-        # no padding: some models count the tokens that are none
+        # no padding, which some models would count among the tokens
         _called(body, _Unseen(), token=int(padding == 0), has_positions=has_positions)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"

@@ -46,7 +46,7 @@ class Expressions:
 
     def compile(self, texts: Sequence[str], key: str) -> tuple[re.Pattern[str], ...]:
         """The expressions of `key`, to be matched from the beginning of a module's name. Raises
-        UnsupportedConfigValue for those that are none, or would take too long.
+        UnsupportedConfigValue for texts that are not expressions, or would take too long.
         """
         self._num_left -= len(texts)
         if self._num_left < 0:

@@ -250,7 +250,7 @@ def check_states(name: str, states: Mapping[str, ParserState], start: str) -> No
         if missing := [target for target in targets if target not in states]:
             raise ValueError(f"The {where} leads to {missing}, which does not exist.")
         if state.reads in ENDING and state.then is None:
-            raise ValueError(f"The {where} ends by itself and says no 'then'.")
+            raise ValueError(f"The {where} ends by itself and needs a 'then'.")
         _check_then(where, state, states)
 
 

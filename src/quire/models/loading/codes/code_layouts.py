@@ -58,7 +58,7 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     rounding = _rounding(layout, module, parts)
     are_floats = layout.packing in _FLOATS
     if are_floats and _has_nan(codes):
-        raise CorruptCheckpoint(f"{module}.weight has a number that is none (NaN).")
+        raise CorruptCheckpoint(f"{module}.weight has NaN among its numbers.")
     weight = CodedWeight(
         layout.bits,
         inputs,

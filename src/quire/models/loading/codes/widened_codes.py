@@ -45,7 +45,7 @@ def _mlx_floats(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> T
     scales = parts["scales"].view(FP8 if layout.packing == "mlx-nvfp4" else torch.float8_e8m0fnu)
     wide = numbers.unflatten(1, (-1, layout.group or inputs)).mul_(_of_groups(scales)).flatten(1)
     if not bool(wide.isfinite().all()):
-        raise CorruptCheckpoint(f"{module} has a number or a scale that is none (NaN).")
+        raise CorruptCheckpoint(f"{module} has NaN among its numbers or scales.")
     return wide
 
 
