@@ -216,6 +216,7 @@ class InputProcessor(HasCounterparts):
             if placed.media is not None:
                 fields["media"] = placed.media
         request = inputs.process(parsed, params, encoding, cache_salt=parsed.cache_salt, **fields)
+        # here, as a value of another type could break the core's queue for all requests
         check_message(request)
         return request, parsed.text
 
@@ -237,6 +238,7 @@ class InputProcessor(HasCounterparts):
             return None
         parsed, pictures = parse_prompt(prompt), self.require_pictures()
         assert parsed.media is not None, "it has some"
+        # a cut might go through the tokens of a picture
         _refuse_truncation(params, encoding)
         found = pictures.load(parsed.media) if loaded is None else loaded
         return pictures.placed(parsed, found, encoding)
