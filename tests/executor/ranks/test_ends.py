@@ -27,6 +27,7 @@ from quire.executor.ranks.wiring import RankWiring
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerFacts
 from quire.processes.codec import MessageDecoder, MessageEncoder
+from quire.runner.forward.stage_output import StageOutput
 
 FACTS = WorkerFacts(num_blocks=9, kv_groups=(), has_own_memory=False)
 
@@ -232,7 +233,7 @@ def test_a_stage_that_is_gone_is_the_failure_of_others():
     with pytest.raises(ExchangeAborted, match="an earlier stage is gone"):
         stages.receive(4)
     with pytest.raises(ExchangeAborted, match="the next stage is gone"):
-        stages.send(None)
+        stages.send(StageOutput(None))
     stages.send_failure()
     before[0].close()
     after[0].close()
