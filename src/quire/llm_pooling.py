@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,9 +22,8 @@ from quire.engine.offline import OfflineBatch, OfflineRequests, one_at_a_time
 from quire.errors import InvalidParameter, InvalidType, RequestError
 from quire.io_processor import NOT_INSTALLED, TASK, IOProcessor, as_list, make_io_processor
 from quire.lora.request import GivenAdapters
-from quire.models.pooling.spec import PoolingTask
 from quire.params import PoolingParams
-from quire.params.pooling import MOST_READ
+from quire.params.pooling import MOST_READ, TASKS, VECTOR_TASKS
 from quire.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -40,15 +39,7 @@ UseTqdm: TypeAlias = bool | Callable[..., Any]
 """Whether to show a progress bar, or a callable that makes one, with `tqdm.tqdm`'s arguments."""
 GivenParams: TypeAlias = PoolingParams | Sequence[PoolingParams] | None
 
-_HINTS = {
-    "embed": "Start it with convert='embed', or a model of vectors.",
-    "classify": "Start it with convert='classify', or a model of labels.",
-    "plugin": NOT_INSTALLED,
-}
 _NO_SCORES = "This model does not support the Scoring API."
-_APIS = dict.fromkeys(("embed", "token_embed"), "the Embedding API")
-_APIS |= dict.fromkeys(("classify", "token_classify"), "the Classification API")
-"""The words that vLLM has for tasks; other programs look for them."""
 
 
 class PoolingMethods:
@@ -172,7 +163,7 @@ class PoolingMethods:
             options = BatchOptions(lora_request=lora_request)
             outputs = self._pooled(prompts, each, task, use_tqdm, options)
             return [ScoringRequestOutput.from_base(output) for output in outputs]
-        if task not in ("embed", "token_embed"):
+        if task not in VECTOR_TASKS:
             raise InvalidParameter("method", "score", f"the engine serves {task!r}", _NO_SCORES)
         if chat_template is not None:
             allowed = "this model reads each text by itself, without a template"
@@ -331,13 +322,13 @@ class PoolingMethods:
         if task in tasks:
             hint = f"Try switching the model's pooling_task via pooler_config={{'task': {task!r}}}."
             raise InvalidParameter("pooling_task", task, f"the engine serves {tasks[0]!r}", hint)
-        allowed = (
-            f"{_APIS.get(task, 'it')} is not supported by this model, which serves "
-            f"{' and '.join(tasks)}"
-        )
-        if task not in get_args(PoolingTask):
+        api, hint = "it", NOT_INSTALLED if task == TASK else ""
+        if task in TASKS:
+            api, hint = TASKS[task].api, TASKS[task].hint
+        else:
             PoolingParams(task=task)  # which knows tasks that are gone
-        raise InvalidParameter("pooling_task", task, allowed, _HINTS.get(task, ""))
+        allowed = f"{api} is not supported by this model, which serves {' and '.join(tasks)}"
+        raise InvalidParameter("pooling_task", task, allowed, hint)
 
 
 def _with_task(given: GivenParams, task: str | None) -> PoolingParams | list[PoolingParams]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,14 +23,32 @@ _EXTRA = (SECOND_TEXT, *MOST_READ)
 _MUTABLE = ("returned_token_ids", "late_interaction_params", "extra_kwargs")
 """The fields whose values can change."""
 
-_FIELDS_OF_TASK = {
-    "embed": ("dimensions", "use_activation"),
-    "token_embed": ("dimensions", "use_activation"),
-    "classify": ("use_activation",),
-    "token_classify": ("use_activation",),
-    "plugin": ("dimensions", "use_activation"),
-    "embed&token_classify": ("dimensions", "use_activation"),
+
+class Task(NamedTuple):
+    """The result of a task: vectors or labels, of a prompt or of each token; and what a caller is
+    told whose model does not serve it, with vLLM's name for the API, which programs look for.
+    """
+
+    has_vectors: bool
+    is_of_tokens: bool
+    api: str
+    hint: str = ""
+
+
+_VECTORS, _LABELS = "the Embedding API", "the Classification API"
+
+TASKS = {
+    "embed": Task(True, False, _VECTORS, "Start it with convert='embed', or a model of vectors."),
+    "token_embed": Task(True, True, _VECTORS),
+    "classify": Task(
+        False, False, _LABELS, "Start it with convert='classify', or a model of labels."
+    ),
+    "token_classify": Task(False, True, _LABELS),
 }
+VECTOR_TASKS = tuple(name for name, task in TASKS.items() if task.has_vectors)
+TOKEN_TASKS = tuple(name for name, task in TASKS.items() if task.is_of_tokens)
+"""A request without a task asks for the first of these that its model can do."""
+_NAMES = (*TASKS, "plugin", "embed&token_classify")
 
 GONE_TASKS = {"score": "classify", "encode": "token_embed or token_classify"}
 """Tasks of earlier releases of the reference -> those of today."""
@@ -121,18 +139,16 @@ class PoolingParams(
         if self.task in GONE_TASKS:
             hint = f"Use {GONE_TASKS[self.task]}."
             raise InvalidParameter("task", self.task, "there is no such task any more", hint)
-        if self.task not in _FIELDS_OF_TASK:
-            allowed = f"the tasks are {', '.join(_FIELDS_OF_TASK)}"
-            raise InvalidParameter("task", self.task, allowed)
-        for name in ("dimensions", "use_activation"):
-            value = getattr(self, name)
-            if value is not None and name not in _FIELDS_OF_TASK[self.task]:
-                raise InvalidParameter(name, value, f"the task {self.task} does not take it")
+        if self.task not in _NAMES:
+            raise InvalidParameter("task", self.task, f"the tasks are {', '.join(_NAMES)}")
+        if self.dimensions is not None and self.task in TASKS and self.task not in VECTOR_TASKS:
+            allowed = f"the task {self.task} does not take it"
+            raise InvalidParameter("dimensions", self.dimensions, allowed)
 
     def _check_query(self, query: object) -> None:
         allowed = "it must be QueryVectors of shape [D] for embed, or [n, D] for token_embed"
         # without a task the model decides whether there is a vector or one for each token
-        axes = {None: (1, 2), "embed": (1,), "token_embed": (2,)}.get(self.task, ())
+        axes = [1 + TASKS[task].is_of_tokens for task in VECTOR_TASKS if self.task in (None, task)]
         if not isinstance(query, QueryVectors) or len(query.shape) not in axes:
             raise InvalidParameter("compared_with", query, allowed)
         if (

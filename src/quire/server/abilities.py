@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.engine.frontend.pooling_input import PoolingFacts
+from quire.params.pooling import VECTOR_TASKS
 from quire.server.http.failures import Refusal
 
 Ability = Literal["generate", "pool", "embed", "classify", "score"]
@@ -77,4 +78,4 @@ class Abilities:
         classifier = self.facts.pooler.classifier
         if self.task == "classify":
             return classifier is not None and classifier.num_labels == 1
-        return self.task in ("embed", "token_embed")
+        return self.task in VECTOR_TASKS

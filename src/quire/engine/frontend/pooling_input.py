@@ -8,9 +8,9 @@ from typing import Any
 
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import InvalidParameter, PromptTooLong
-from quire.models.pooling.spec import TOKEN_TASKS, PoolerSpec, check_dimensions
+from quire.models.pooling.spec import PoolerSpec, check_dimensions
 from quire.params import PoolingParams, checks
-from quire.params.pooling import MOST_READ, SECOND_TEXT
+from quire.params.pooling import MOST_READ, SECOND_TEXT, TOKEN_TASKS
 from quire.prompts import ParsedPrompt
 from quire.text.tokenizer import Tokenizer, encode_prompt
 

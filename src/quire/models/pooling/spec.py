@@ -14,10 +14,7 @@ from typing import Literal
 from quire.errors import InvalidParameter
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
-TOKEN_TASKS = ("token_embed", "token_classify")
-"""Tasks with a result for each token; a request without a task asks for the first that its model
-can do.
-"""
+"""The names of `quire.params.pooling.TASKS`."""
 SequencePooling = Literal["cls", "mean", "last", "max", "mean_sqrt", "weightedmean"]
 """A prompt's vector: its first token's hidden state, the mean, its last token's, of each
 number the largest, the sum divided by the root of the length, the mean in which token i counts i

@@ -15,7 +15,7 @@ import numpy as np
 
 from quire.models.pooling.spec import Classifier, PoolerSpec, Similarity, TermWeights
 from quire.params import PoolingParams
-from quire.params.pooling import QueryVectors
+from quire.params.pooling import VECTOR_TASKS, QueryVectors
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +25,7 @@ _LEAST_NORM = 1e-12
 def finished(values: Array, spec: PoolerSpec, params: PoolingParams) -> Array:
     """values [D] or [n, D] fp32, as the head's layers give them -> fp32 of the requested form."""
     activates = spec.activates if params.use_activation is None else params.use_activation
-    if params.task in ("embed", "token_embed"):
+    if params.task in VECTOR_TASKS:
         if spec.terms is not None:
             values = _term_weights(values, spec.terms)
         size = spec.dimensions if params.dimensions is None else params.dimensions

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from quire.models.decoder import DecoderModel, HiddenStates
 from quire.models.pooling.pooler import Pooler
-from quire.models.pooling.spec import TOKEN_TASKS, PoolerSpec
+from quire.models.pooling.spec import PoolerSpec
 from quire.params import PoolingParams, RequestParams
+from quire.params.pooling import TOKEN_TASKS, VECTOR_TASKS
 from quire.runner.adapters import AdapterSlots
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Device
@@ -190,7 +191,7 @@ class PoolingStep:
                     places = [self._counted(ended[i]) for i in mine]
                     found.append(term_scores(pooler, self._head.device.send, inputs, places))
                 else:
-                    layers = pooler.embed if task == "embed" else pooler.classify
+                    layers = pooler.embed if task in VECTOR_TASKS else pooler.classify
                     found.append(layers(self._some(inputs, mine)))
                 self._results += [(ended[i], at) for at, i in enumerate(mine)]
         return [*found, *self._pool_tokens(states.last, tokens), *self._of_encoders(made)]
@@ -284,7 +285,7 @@ class PoolingStep:
             ids = prompt.ids[part.first : part.first + part.count]
             chosen = np.flatnonzero(ids == prompt.params.step_tag_id)
             x = x[self._head.device.send(chosen)]
-        layers = pooler.embed if prompt.params.task == "token_embed" else pooler.classify
+        layers = pooler.embed if prompt.params.task in VECTOR_TASKS else pooler.classify
         # without any token a matrix of no rows, whose width the layers know
         results = layers(x) if len(x) else layers(hidden[:1])[:0]
         columns = prompt.params.returned_token_ids
