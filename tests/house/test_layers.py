@@ -196,6 +196,15 @@ OF_EVERY_START = (
     "quire.llm",
 )
 
+OF_A_SERVER = (
+    "quire.config.planning",
+    "quire.cli.serve",
+    "quire.engine.async_llm",
+    "quire.server.serving",
+)
+MOST_OF_A_SERVER = 425
+"""Modules of Quire that a server imports before its first request."""
+
 
 def run_python(code, *arguments):
     return subprocess.run(
@@ -236,6 +245,26 @@ def test_a_plain_start_imports_what_it_uses():
         "quire.models.pooling.pooler quire.runner.offloaded_weights quire.runner.pooling"
     )
     import_without(few, OF_EVERY_START)
+
+
+def test_a_server_imports_what_every_server_uses():
+    """Routes of other dialects, formats of outputs and of weights come with what needs them."""
+    rare = (
+        "psutil importlib.metadata quire.clusters.ray_cluster quire.engine.data_parallel.coordinator "
+        "quire.engine.data_parallel.handshake quire.engine.shared_cores.broker "
+        "quire.models.drafting.eagle quire.models.formats.awq quire.models.formats.mlx "
+        "quire.server.admin quire.server.anthropic.routes quire.server.control.drain "
+        "quire.server.http.openapi quire.server.invocations quire.server.page.routes "
+        "quire.server.pooling.embeddings quire.server.responses.routes quire.server.tokens "
+        "quire.server.output_parsing.formats.harmony quire.text.tokenizer_formats.sentencepiece "
+        "quire.server.output_parsing.formats.parameter_formats quire.text.markup"
+    )
+    import_without(rare, OF_A_SERVER)
+    code = (
+        "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]];"
+        "print(sum(name.startswith('quire') for name in sys.modules))"
+    )
+    assert int(run_python(code, *OF_A_SERVER).stdout) <= MOST_OF_A_SERVER
 
 
 def test_import_is_quick():

@@ -22,6 +22,7 @@ from quire.config.args.server_args import ServerArgs, check_keys
 from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.environment import read_environment
 from quire.errors import InvalidParameter
+from quire.start_up import without_collections
 
 if TYPE_CHECKING:
     from quire.engine.client.client import AsyncEngineCoreClient
@@ -46,7 +47,8 @@ _FIRST_FLAGS = {
 
 def add_arguments(parser: QuireParser) -> None:
     """The flags of `quire serve`."""
-    from quire.server.output_parsing import REASONING_PARSERS, TOOL_PARSERS
+    with without_collections():
+        from quire.server.output_parsing import REASONING_PARSERS, TOOL_PARSERS
 
     parser.usage = "quire serve [MODEL] [flags]"
     parser.epilog = (
@@ -73,9 +75,10 @@ def run(args: argparse.Namespace) -> int:
         return run_headless(engine_args)
     keys = keys_of(options)
     start_logging(options.uvicorn_log_level)
-    from quire.server.assemble import listening_of
-    from quire.server.http.acceptor import raise_descriptor_limit
-    from quire.server.http.listening import bind, bind_shared, check_tls
+    with without_collections():
+        from quire.server.assemble import listening_of
+        from quire.server.http.acceptor import raise_descriptor_limit
+        from quire.server.http.listening import bind, bind_shared, check_tls
 
     # before the engine, which may take minutes to load
     check_tls(listening_of(options).tls)
@@ -101,9 +104,10 @@ def run(args: argparse.Namespace) -> int:
             from quire.server.fleet.fleet import serve_with_many
 
             return serve_with_many(engine_args, options, keys, listeners, admin)
-        from quire.engine.launcher import launch_async_front_end
+        with without_collections():  # imports go on while the plan is made
+            from quire.engine.launcher import launch_async_front_end
 
-        front_end = launch_async_front_end(engine_args, waits=False)
+            front_end = launch_async_front_end(engine_args, waits=False)
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(_serve(front_end, options, keys, listeners[0], admin))
@@ -200,9 +204,10 @@ async def _serve(
     listener: socket.socket,
     admin: socket.socket | None,
 ) -> int:
-    from quire.engine.async_llm import AsyncLLM
-    from quire.server.http.listening import ShutdownSignal
-    from quire.server.serving import serve
+    with without_collections():
+        from quire.engine.async_llm import AsyncLLM
+        from quire.server.http.listening import ShutdownSignal
+        from quire.server.serving import serve
 
     engine = AsyncLLM(front_end=front_end, log_requests=options.enable_log_requests)
     # what start-up has made lives as long as the server: the collector need not look at it again

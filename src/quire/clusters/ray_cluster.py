@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-import msgspec
-
+from quire.clusters.ray_place import RayPlace
 from quire.environment import protect_new_ray_cluster, ray_asks_for_token, read_ray_environment
 from quire.errors import EngineError, InvalidParameter
 
@@ -22,25 +20,6 @@ PLACEMENT_S = 1800.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 10.0, 160.0
 
 NODE_LABEL = "ray.io/node-id"
-
-
-class RayPlace(msgspec.Struct, frozen=True):
-    """The cluster that the process which makes a plan is connected to, and the placement group that
-    it is in, by its number; "": none.
-    """
-
-    address: str = ""
-    group: str = ""
-
-
-def current_place() -> RayPlace:
-    """The place of this process. Nothing is started, and Ray is not imported, for it."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return RayPlace()
-    group = ray.util.get_current_placement_group()
-    address = ray.get_runtime_context().gcs_address
-    return RayPlace(address, "" if group is None else group.id.hex())
 
 
 class WorkersGroup:

@@ -16,8 +16,6 @@ from quire.config.speculative_config import (
 )
 from quire.config.speculators import proposed_tokens
 from quire.errors import NotBuiltYet
-from quire.models.drafting.medusa import read_medusa
-from quire.models.drafting.read import read_network
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.layer_memory import LayerMemory
 from quire.models.loading.folder_files import found_format, read_folder_config
@@ -112,11 +110,16 @@ def _measured(draft: DraftFacts, target: Decoder | ForeignDecoder) -> DraftFacts
     if not isinstance(target, Decoder):
         hint = "Use ngram, or a model that Quire runs itself."
         raise NotBuiltYet("speculative_config['method']", draft.method, hint)
+    # few engines draft with networks, whose families take time to import
     if draft.method == "medusa":
+        from quire.models.drafting.medusa import read_medusa
+
         heads = read_medusa(draft.hf_config, target)
         return msgspec.structs.replace(
             draft, num_predicted=heads.heads, num_parameters=heads.num_parameters(target.dim)
         )
+    from quire.models.drafting.read import read_network
+
     spec = read_network(draft.method, draft.hf_config, target, ()).spec
     return msgspec.structs.replace(
         draft, memories=spec.memories, num_parameters=num_parameters(spec)

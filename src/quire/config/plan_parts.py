@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from quire.clusters.ray_cluster import RayPlace
+from quire.clusters.ray_place import RayPlace
 from quire.config.ec_transfer_config import ECTransferConfig
 from quire.config.facts import DescribedModel
 from quire.config.hidden_states import HiddenStatesPlan

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire import embedded
-from quire.clusters.ray_cluster import current_place
+from quire.clusters.ray_place import current_place
 from quire.config.args.command_line import merged
 from quire.config.args.engine_options import EngineOptions
 from quire.config.args.option import is_neutral, options_of

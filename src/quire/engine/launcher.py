@@ -19,23 +19,21 @@ from quire.engine.client.core_sockets import CoreSockets
 from quire.engine.client.kept_media import KeptMedia
 from quire.engine.client.multiprocess import AsyncMPClient, MPClient, SyncMPClient
 from quire.engine.client.remote_cores import RemoteCores
-from quire.engine.data_parallel.coordinator_client import DPCoordinator
-from quire.engine.data_parallel.handshake import HandshakeServer
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.process.core_pool import CORE_PROGRAM, CorePool
 from quire.engine.process.socket_folder import make_socket_folder, remove_socket_folder
-from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.loggers import StatLoggerFactory, StatsOptions, with_stat_loggers
 from quire.environment import read_environment
 from quire.errors import InvalidParameter
 from quire.processes.child_process import ChildProcess
-from quire.processes.cluster_keys import ClusterKeys, cluster_keys
 from quire.processes.listening import address_here, listening_at
 from quire.processes.owner_signals import held_back
 
 if TYPE_CHECKING:
     from quire.engine.data_parallel.core_actor import RayCores
+    from quire.engine.shared_cores.broker import CoreBroker
+    from quire.processes.cluster_keys import ClusterKeys
 
 C = TypeVar("C", bound=MPClient)
 
@@ -125,6 +123,8 @@ def start_owned(
     """Begin to start the cores of a plan, which are not ready yet. Raises RequestError, LoadError,
     EngineDeadError.
     """
+    from quire.engine.shared_cores.broker import CoreBroker  # few cores have several front ends
+
     plan, options, client = _start_cores(AsyncMPClient, args, stat_loggers, False)
     stats = EngineStats.of_plan(plan, client.engine_indices, options)
     interval_s = read_environment().log_stats_interval_s if plan.serving.log_stats else None
@@ -159,6 +159,8 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
         sockets = _sockets(address, folder, keys)
         addresses, handshake = sockets.addresses, None
         if parallel.is_lock_step:
+            from quire.engine.data_parallel.coordinator_client import DPCoordinator
+
             elsewhere = address if missing else None
             coordinator = DPCoordinator(folder, parallel.mesh.dp, elsewhere, keys)
             addresses = coordinator.addresses(addresses)
@@ -167,6 +169,8 @@ def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
                 place = f"{elsewhere}:{experts.getsockname()[1]}"
                 addresses = msgspec.structs.replace(addresses, experts=place)
         if keys is not None and missing:
+            from quire.engine.data_parallel.handshake import HandshakeServer
+
             endpoint = f"tcp://{address}:{parallel.data_parallel_rpc_port}"
             handshake = HandshakeServer(endpoint, keys, addresses, plan, missing)
     except BaseException:
@@ -217,6 +221,8 @@ def _keys(*, is_shared: bool) -> ClusterKeys:
     """The keys for cores on other machines: of a secret that these know, too, or where Ray tells
     them, of one that nobody else needs to know.
     """
+    from quire.processes.cluster_keys import cluster_keys
+
     given = read_environment().cluster_secret
     return cluster_keys(given if is_shared or given else secrets.token_hex(32))
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from quire.environment import read_environment, read_rank_environment
 from quire.hardware.disk import free_disk_bytes
 from quire.hardware.facts import LogicalCpu, MachineFacts
@@ -87,6 +85,8 @@ def count_cores(cpus: Sequence[LogicalCpu]) -> int:
     """
     if cpus:
         return len({cpu.core for cpu in cpus})
+    import psutil
+
     return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
@@ -157,8 +157,7 @@ def memory(read: Read, limits: Sequence[ProcessLimit] = ()) -> tuple[int, int, s
     """Total and free bytes, and who sets the limit: the machine, the narrowest control group around
     us, or one of `limits`.
     """
-    machine = psutil.virtual_memory()
-    total, free, source = machine.total, machine.available, "the machine"
+    (total, free), source = _machine_memory(read), "the machine"
     for limit, used in _cgroup_limits(read):
         if limit < total:
             total, source = limit, "the container"
@@ -168,6 +167,18 @@ def memory(read: Read, limits: Sequence[ProcessLimit] = ()) -> tuple[int, int, s
             total, source = own.limit, own.name
         free = min(free, own.free)
     return total, free, source
+
+
+def _machine_memory(read: Read) -> tuple[int, int]:
+    """Total and free bytes of the whole machine."""
+    lines = dict(line.split(":", 1) for line in read("/proc/meminfo").splitlines() if ":" in line)
+    if "MemTotal" in lines and "MemAvailable" in lines:
+        total, free = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+        return total, free
+    import psutil  # for systems that describe themselves otherwise
+
+    machine = psutil.virtual_memory()
+    return machine.total, machine.available
 
 
 def _cgroup_limits(read: Read) -> list[tuple[int, int]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 
-import psutil
-
 
 def resident_bytes(pid: int) -> int:
     """The resident memory of a process and its descendants; files that several have mapped count
     once for each. A process that ends meanwhile counts for nothing.
     """
+    import psutil
+
     total = 0
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(pid)

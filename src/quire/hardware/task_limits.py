@@ -7,8 +7,6 @@ import resource
 import signal
 from collections.abc import Iterator
 
-import psutil
-
 OVER_TIME = signal.SIGPROF
 """The signal that ends a process whose task takes more than its CPU time."""
 
@@ -17,6 +15,8 @@ def limit_memory(num_bytes: int) -> None:
     """Let this process take `num_bytes` of address space beyond what it has, and leave no core
     file.
     """
+    import psutil
+
     used = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

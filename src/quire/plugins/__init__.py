@@ -8,9 +8,15 @@ from quire.plugins.entry_points import GROUPS, EntryPoint, all_installed, allowe
 from quire.plugins.loading import load_general_plugins, load_group, records
 from quire.plugins.name_table import NameTable, program_entries, register_all
 from quire.plugins.records import PluginRecord
-from quire.plugins.references import class_of_connector, class_of_option, resolve_reference
+from quire.plugins.references import (
+    References,
+    class_of_connector,
+    class_of_option,
+    resolve_reference,
+)
 
 __all__ = [
+    "References",
     "GROUPS",
     "EntryPoint",
     "PluginRecord",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from quire.errors import InvalidParameter, PluginError
@@ -27,6 +28,27 @@ def resolve_reference(given: Any) -> Any:
         what = f"{type(error).__name__}: {error}"
         raise PluginError(f"{given} cannot be imported: {what}") from error
     return attribute_at(found, path)
+
+
+class References(Mapping[str, Any]):
+    """Values by name that are given as "module:name", each imported when it is looked up: a process
+    uses few of them.
+    """
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+
+    def __getitem__(self, name: str) -> Any:
+        return resolve_reference(self._given[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._given
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
 
 
 def attribute_at(module: Any, path: str) -> Any:

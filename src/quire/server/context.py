@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -18,15 +18,14 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.frontend.output_stream import Outputs, close_all
 from quire.engine.wire.prompt_media import PlacedPrompt, PromptMedia
 from quire.errors import InvalidParameter
-from quire.io_processor import IOProcessor
 from quire.observability.history import MetricsHistory
 from quire.observability.tracing import HEADERS
 from quire.params import RequestParams, SamplingParams
 from quire.params.structured import StructuredOutputsParams
+from quire.plugins import resolve_reference
 from quire.prompts import BegunPrompt
 from quire.server.abilities import Abilities, Ability
 from quire.server.adapters import ServedAdapters
-from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.form_fields import check_parts, name_whole, note_unenforced
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal, error_response
@@ -44,11 +43,15 @@ from quire.server.http.security import owner_of
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import GenerationFields, Limits
 from quire.server.owned_store import OwnedStore
-from quire.server.responses.stored_conversation import Conversation
-from quire.server.responses.stored_response import StoredResponse
 from quire.server.settings import ChatSettings, PoolingSettings, ReplySettings
 from quire.step.media import EMBEDS
 from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.io_processor import IOProcessor
+    from quire.server.anthropic.message_batch import MessageBatch
+    from quire.server.responses.stored_conversation import Conversation
+    from quire.server.responses.stored_response import StoredResponse
 
 ADAPTER_SLOT = "quire.adapter"
 """Key of the LoRARequest of the adapter that a request names, in the state of its scope."""
@@ -414,15 +417,16 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 class RouteEntry:
     """One route: methods, path, handler, the types of its bodies (None: without one) and of its
     query. `failure`: an error as a reply. `needs`: what the model must be able to do. `is_alias`:
-    another path of a route that is documented by its own.
+    another path of a route that is documented by its own. Handlers and types of routes that few
+    servers answer are names, "module:attribute", whose modules the first request imports.
     """
 
     methods: str
     path: str
-    handler: Handler
-    takes: type | None = None
-    gives: type | None = None
-    query: type | None = None
+    handler: Handler | str
+    takes: type | str | None = None
+    gives: type | str | None = None
+    query: type | str | None = None
     failure: Callable[[BaseException], Response] = error_response
     needs: Ability | None = None
     is_alias: bool = False
@@ -437,11 +441,20 @@ class RouteEntry:
             return self
         return replace(self, handler=partial(_refuse, self.needs))
 
+    def loaded(self) -> RouteEntry:
+        """The route with its handler and types imported."""
+        named = {"handler": self.handler, "takes": self.takes, "gives": self.gives}
+        named["query"] = self.query
+        return replace(self, **{name: resolve_reference(given) for name, given in named.items()})
+
     async def answer(self, server: Server, request: Request) -> Response:
         """The reply to a request, also to one that fails."""
         state = request.scope["state"]
         try:
-            return await self.handler(server, request)
+            handler = self.handler
+            if isinstance(handler, str):
+                handler = resolve_reference(handler)
+            return await handler(server, request)
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:

@@ -12,12 +12,9 @@ from starlette.types import ASGIApp
 
 from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.server.admin import ADMIN_ROUTES
 from quire.server.app import Access, build_app
 from quire.server.assemble import Siblings, access_of, build_server, listening_of, load_modules
 from quire.server.context import RouteEntry, Server
-from quire.server.control.drain import DRAIN_ROUTES
-from quire.server.control.weight_routes import WEIGHT_ROUTES
 from quire.server.endpoint_plugins import EndpointPlugins
 from quire.server.http.acceptor import most_connections
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
@@ -69,8 +66,7 @@ async def serve(
         most_taken = most // _TAKEN_SHARE
     served = [(make_listener(app, how, most - most_taken), listener)]
     if admin_listener is not None:
-        routes = (*HEALTH_ROUTES, *ADMIN_ROUTES, *DRAIN_ROUTES, *WEIGHT_ROUTES)
-        app = build_app(server, access, routes)
+        app = build_app(server, access, (*HEALTH_ROUTES, *_admin_routes()))
         limit = _MOST_ADMINISTRATORS + most_taken
         served.append((make_listener(app, how, limit), admin_listener))
 
@@ -172,5 +168,14 @@ def _routes(args: ServerArgs, *, with_admin: bool) -> list[RouteEntry]:
     if args.enable_scale_out:
         routes.append(TOKENS_OUT)
     if with_admin:
-        routes += (*ADMIN_ROUTES, *DRAIN_ROUTES, *WEIGHT_ROUTES)
+        routes += _admin_routes()
     return routes
+
+
+def _admin_routes() -> Sequence[RouteEntry]:
+    # few servers can be controlled over HTTP
+    from quire.server.admin import ADMIN_ROUTES
+    from quire.server.control.drain import DRAIN_ROUTES
+    from quire.server.control.weight_routes import WEIGHT_ROUTES
+
+    return (*ADMIN_ROUTES, *DRAIN_ROUTES, *WEIGHT_ROUTES)

@@ -20,7 +20,6 @@ from quire.params import PoolingParams
 from quire.processes.child_main import ChildProgram
 from quire.processes.task_main import TaskStart, lower_priority, serve_tasks
 from quire.text.chat import render_chat
-from quire.text.markup import draw
 from quire.text.tokenizer import Tokenizer
 
 _BEGINNING = 8
@@ -121,6 +120,8 @@ def answer_to(tokenizer: Tokenizer | None, data: bytes | bytearray) -> TextAnswe
     try:
         task = _decoder.decode(data)
         if isinstance(task, DrawTask):
+            from quire.text.markup import draw  # its packages are imported with it
+
             drawing = draw(task.text, is_whole=task.is_whole)
             return TextAnswer(text=to_json(drawing).decode())
         assert tokenizer is not None, "the process that only draws gets no other tasks"
@@ -166,6 +167,8 @@ def _run(start: TextStart, pipe: socket.socket) -> int:
     lower_priority()
     tokenizer: Tokenizer | None = None
     if start.tokenizer_folder is None:
+        from quire.text.markup import draw
+
         draw("a", is_whole=True)  # what it imports is not part of a task
     else:
         tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder), mode=start.mode)

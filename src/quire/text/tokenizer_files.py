@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -30,11 +30,9 @@ from quire.text.tokenizer_formats.folder import (
     mistral_file,
     tiktoken_file,
 )
-from quire.text.tokenizer_formats.foreign import ForeignTokenizer
-from quire.text.tokenizer_formats.sentencepiece import read_sentencepiece
-from quire.text.tokenizer_formats.tekken import read_tekken
-from quire.text.tokenizer_formats.tiktoken import is_tiktoken, read_tiktoken
-from quire.text.vocab_merges import build_from_vocab_and_merges
+
+if TYPE_CHECKING:
+    from quire.text.tokenizer_formats.foreign import ForeignTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +140,8 @@ def _load_library_tokenizer(
                 f"{whole} cannot be read by the tokenizers library: {error}."
             ) from error
     if all(has_file(file, MOST_VOCABULARY_BYTES) for file in (vocab, merges)):
+        from quire.text.vocab_merges import build_from_vocab_and_merges
+
         prefix_space = bool(config.get("add_prefix_space") or False)
         return build_from_vocab_and_merges(vocab, merges, class_name, prefix_space)
     raise LoadError(_what_is_missing(folder))
@@ -194,6 +194,11 @@ def _read_foreign(folder: Path, config: dict[str, Any], mode: str) -> ForeignTok
     """The tokenizer of Mistral's own files (with that mode), or of a SentencePiece or tiktoken
     file; None without such files. Raises LoadError.
     """
+    # most folders have a tokenizer.json
+    from quire.text.tokenizer_formats.sentencepiece import read_sentencepiece
+    from quire.text.tokenizer_formats.tekken import read_tekken
+    from quire.text.tokenizer_formats.tiktoken import is_tiktoken, read_tiktoken
+
     own = mistral_file(folder) if mode == "mistral" else None
     if own is not None:
         return read_tekken(own) if own.name == TEKKEN else read_sentencepiece(own)

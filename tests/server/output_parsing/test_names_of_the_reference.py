@@ -6,7 +6,13 @@ import pytest
 
 from quire.errors import NotBuiltYet
 from quire.server.output_parsing import REASONING_PARSERS, TOOL_PARSERS, plan_parsers
-from quire.server.output_parsing.formats import reasoning_formats, tool_formats
+from quire.server.output_parsing.formats.generic import GENERIC
+from quire.server.output_parsing.formats.harmony import HARMONY, HARMONY_REASONING
+from quire.server.output_parsing.formats.message_formats import MESSAGE_FORMATS, MESSAGE_REASONINGS
+from quire.server.output_parsing.formats.parameter_formats import PARAMETER_FORMATS
+from quire.server.output_parsing.formats.reasoning_formats import REASONING_FORMATS
+from quire.server.output_parsing.formats.tool_formats import TOOL_FORMATS
+from quire.server.output_parsing.parser_registry import REFUSED
 
 TOOL_NAMES = [
     "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31",
@@ -35,19 +41,28 @@ def test_the_lists_are_those_of_the_release():
 
 
 def test_every_name_is_served_or_refused_and_no_other_exists():
-    assert {*TOOL_PARSERS, *tool_formats.REFUSED} == {*TOOL_NAMES, *OWN_TOOL_NAMES}
-    assert {*REASONING_PARSERS, *reasoning_formats.REFUSED} == {*REASONING_NAMES}
-    assert not set(TOOL_PARSERS) & set(tool_formats.REFUSED)
-    assert not set(REASONING_PARSERS) & set(reasoning_formats.REFUSED)
+    assert {*TOOL_PARSERS, *REFUSED} == {*TOOL_NAMES, *OWN_TOOL_NAMES}
+    assert {*REASONING_PARSERS, *REFUSED} == {*REASONING_NAMES}
+    assert not set(TOOL_PARSERS) & set(REFUSED)
+    assert not set(REASONING_PARSERS) & set(REFUSED)
 
 
-@pytest.mark.parametrize("name", tool_formats.REFUSED)
+def test_every_format_that_is_written_is_served_under_its_name():
+    """The tables name formats without importing them."""
+    made = [*TOOL_FORMATS, *PARAMETER_FORMATS, *MESSAGE_FORMATS, HARMONY, GENERIC]
+    assert {each.name for each in TOOL_PARSERS.values()} == {each.name for each in made}
+    reasonings = [*REASONING_FORMATS, *MESSAGE_REASONINGS, HARMONY_REASONING]
+    found = {each.name for each in REASONING_PARSERS.values()}
+    assert found == {each.name for each in reasonings}
+
+
+@pytest.mark.parametrize("name", REFUSED)
 def test_a_tool_format_that_is_not_served_is_refused_with_a_sentence(name):
     with pytest.raises(NotBuiltYet, match=f"tool_call_parser='{name}'.*Give the name of"):
         plan_parsers(name)
 
 
 def test_a_reasoning_format_that_is_not_served_is_refused_with_a_sentence():
-    assert set(reasoning_formats.REFUSED) == {"hf"}
+    assert set(REFUSED) == {"hf"}
     with pytest.raises(NotBuiltYet, match="reasoning_parser='hf'.*Give the name"):
         plan_parsers(None, "hf")

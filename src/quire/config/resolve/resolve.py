@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from quire.clusters.ray_cluster import RayPlace
+from quire.clusters.ray_place import RayPlace
 from quire.config.args.engine_options import EngineOptions
 from quire.config.args.option import check, options_of, tuning_of
 from quire.config.facts import ModelFacts

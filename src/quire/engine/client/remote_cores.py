@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -28,8 +28,6 @@ from quire.engine.client.core_sockets import CoreConnection, CoreSockets
 from quire.engine.client.load_balancer import LoadBalancer, load_of
 from quire.engine.client.lockstep_group import LockstepGroup
 from quire.engine.client.pending_calls import not_encodable, request_not_encodable
-from quire.engine.data_parallel.coordinator_client import DPCoordinator
-from quire.engine.data_parallel.handshake import HandshakeServer
 from quire.engine.process.core_pool import CorePool
 from quire.engine.process.socket_folder import remove_socket_folder
 from quire.engine.process.step_board import board_path, read_step_board
@@ -44,6 +42,10 @@ from quire.errors import EngineDeadError, EngineError, InvalidParameter
 from quire.processes.child_process import GRACE_S
 from quire.processes.codec import Frame
 from quire.processes.owned_process import OwnedProcess
+
+if TYPE_CHECKING:
+    from quire.engine.data_parallel.coordinator_client import DPCoordinator
+    from quire.engine.data_parallel.handshake import HandshakeServer
 
 logger = logging.getLogger(__name__)
 

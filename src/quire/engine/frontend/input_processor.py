@@ -34,7 +34,6 @@ from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
 from quire.engine.wire.prompt_media import PlacedPrompt
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong, RequestError
 from quire.grammar.thinking import num_thinking
-from quire.grammar.trial import GrammarTrials
 from quire.lora.request import ADAPTERS_ARE_OFF, LoRARequest, check_lora_request
 from quire.params import PoolingParams, RequestParams, SamplingParams, checks
 from quire.params.structured import StructuredOutputsParams
@@ -47,6 +46,7 @@ from quire.text.tokenizer import Tokenizer, encode_prompt
 if TYPE_CHECKING:  # few engines take more than text
     from quire.engine.frontend.embeds.prompts import EmbeddedPrompts
     from quire.engine.frontend.pictures.prompts_with_pictures import PromptsWithPictures
+    from quire.grammar.trial import GrammarTrials
     from quire.media.loader import LoadedPicture
 
 SEED_MASK = 2**64 - 1

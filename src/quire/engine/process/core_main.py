@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from quire.clusters.ray_cluster import RayPlace
+from quire.clusters.ray_place import RayPlace
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import Group
 from quire.engine.core.builder import build_core

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.clusters.hosted_process import HostedProcess
-from quire.clusters.ray_cluster import RayPlace, WorkersGroup, own_address
+from quire.clusters.ray_cluster import WorkersGroup, own_address
+from quire.clusters.ray_place import RayPlace
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.mesh import Mesh
 from quire.environment import carried_environment

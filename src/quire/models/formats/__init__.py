@@ -10,19 +10,8 @@ from typing import Any
 
 from quire.errors import LoadError, UnsupportedConfigValue
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.formats.auto_round import read_auto_round
-from quire.models.formats.awq import read_awq
-from quire.models.formats.bitsandbytes import read_bitsandbytes
-from quire.models.formats.compressed_tensors import read_compressed_tensors
-from quire.models.formats.fp8 import read_fp8, read_modelopt, read_mxfp4
-from quire.models.formats.gptq import read_gptq
-from quire.models.formats.hqq import read_hqq
-from quire.models.formats.mlx import KEY as MLX_KEY
-from quire.models.formats.mlx import read_mlx
-from quire.models.formats.quark import read_quark
 from quire.models.formats.storage import Storage
-from quire.models.formats.torchao import read_torchao
-from quire.plugins import NameTable
+from quire.plugins import NameTable, References
 
 
 def _check_reader(value: object) -> None:
@@ -37,20 +26,25 @@ def _check_reader(value: object) -> None:
 
 METHODS: NameTable[Callable[[ConfigReader], Storage]] = NameTable(
     "quantization method",
-    {
-        "auto-round": read_auto_round,
-        "awq": read_awq,
-        "bitsandbytes": read_bitsandbytes,
-        "compressed-tensors": read_compressed_tensors,
-        "fp8": read_fp8,
-        "gptq": read_gptq,
-        "hqq": read_hqq,
-        "mlx": read_mlx,
-        "modelopt": read_modelopt,
-        "mxfp4": read_mxfp4,
-        "quark": read_quark,
-        "torchao": read_torchao,
-    },
+    References(
+        {
+            name: f"quire.models.formats.{module}:read_{name.replace('-', '_')}"
+            for name, module in {
+                "auto-round": "auto_round",
+                "awq": "awq",
+                "bitsandbytes": "bitsandbytes",
+                "compressed-tensors": "compressed_tensors",
+                "fp8": "fp8",
+                "gptq": "gptq",
+                "hqq": "hqq",
+                "mlx": "mlx",
+                "modelopt": "fp8",
+                "mxfp4": "fp8",
+                "quark": "quark",
+                "torchao": "torchao",
+            }.items()
+        }
+    ),
     check=_check_reader,
 )
 """`quant_method` -> what reads the rest of the object."""
@@ -60,6 +54,8 @@ _INSTEAD = (
     "which quantization='int8' or 'int4' rounds while it is loaded."
 )
 
+MLX_KEY = "quantization"
+"""Of config.json, where mlx-lm says it; it repeats the object as `quantization_config`."""
 KEYS = ("quantization_config", "compression_config", MLX_KEY)
 """Keys of config.json, the second in old files of compressed-tensors."""
 FILE = "quantization_file"

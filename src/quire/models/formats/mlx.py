@@ -12,9 +12,6 @@ from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.keys import group_size
 from quire.models.formats.storage import CodeLayout, Storage
 
-KEY = "quantization"
-"""The key of config.json where mlx-lm says it; it repeats the object as `quantization_config`."""
-
 _BITS = (2, 3, 4, 5, 6, 8)
 _OF_ALL = ("quant_method", "group_size", "bits", "mode", "quantize_input")
 """Keys that are not the names of modules."""

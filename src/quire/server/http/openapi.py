@@ -92,7 +92,8 @@ def document(entries: Sequence[RouteEntry]) -> Schema:
 
 def _shown(entries: Sequence[RouteEntry]) -> list[RouteEntry]:
     """The routes that serve, each by its own path."""
-    return [entry for entry in entries if entry.handler is not unserved and not entry.is_alias]
+    own = [entry.loaded() for entry in entries if not entry.is_alias]
+    return [entry for entry in own if entry.handler is not unserved]
 
 
 def _path(entry: RouteEntry) -> str:

@@ -31,6 +31,10 @@ class Rendered(msgspec.Struct, kw_only=True):
     priority: int = 0
 
 
+RenderedPrompts = list[Rendered]
+"""The reply for several prompts."""
+
+
 async def render_completions(server: Server, request: Request) -> Response:
     """The prompts of a completion request, as a list."""
     body = await server.read_for_model(request, CompletionRequest)

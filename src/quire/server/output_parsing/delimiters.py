@@ -10,6 +10,14 @@ NON_BLANK = re.compile(r"[^ \t\r\n]")
 """Blanks are JSON's: other white space is text that a model wrote on purpose."""
 
 
+def check_delimiters(delimiters: Collection[str]) -> None:
+    """Raise ValueError for one that is empty or lies within another."""
+    for delimiter in delimiters:
+        others = [other for other in delimiters if other != delimiter and delimiter in other]
+        if not delimiter or others:
+            raise ValueError(f"The delimiter {delimiter!r} is empty or lies within {others}.")
+
+
 class Delimiters:
     """The delimiters that one state looks for.
 
@@ -20,10 +28,7 @@ class Delimiters:
     __slots__ = ("_any", "_beginnings", "_first", "_longest", "first_chars")
 
     def __init__(self, delimiters: Collection[str]) -> None:
-        for delimiter in delimiters:
-            others = [other for other in delimiters if other != delimiter and delimiter in other]
-            if not delimiter or others:
-                raise ValueError(f"The delimiter {delimiter!r} is empty or lies within {others}.")
+        check_delimiters(delimiters)
         self.first_chars = "".join(sorted({delimiter[0] for delimiter in delimiters}))
         self._any = re.compile("|".join(re.escape(delimiter) for delimiter in delimiters))
         self._first = re.compile(f"[{re.escape(self.first_chars)}]") if delimiters else None

@@ -10,8 +10,7 @@ from typing import Any
 from quire.server.output_parsing.answer_or_calls import free_text
 from quire.server.output_parsing.call_ids import CallId
 from quire.server.output_parsing.events import ParsedOutput, whole
-from quire.server.output_parsing.formats.generic import GENERIC
-from quire.server.output_parsing.formats.tool_formats import PLAIN, named_call, required_calls
+from quire.server.output_parsing.formats.generic import GENERIC, PLAIN, named_call, required_calls
 from quire.server.output_parsing.output_parser import OutputParser, Table
 from quire.server.output_parsing.state_table import (
     FLOWING,

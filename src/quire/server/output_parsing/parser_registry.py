@@ -4,12 +4,11 @@ them a model writes, by its chat template: it shows the model the very delimiter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
 
 from quire.errors import InvalidParameter, NotBuiltYet, RequestError
-from quire.plugins import NameTable
-from quire.server.output_parsing.formats import reasoning_formats, tool_formats
+from quire.plugins import NameTable, resolve_reference
 from quire.server.output_parsing.formats.generic import GENERIC
 from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.state_table import ReasoningFormat, ToolFormat
@@ -81,12 +80,102 @@ REASONING_PARSERS_BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<tool_calls", "<arg_key", "<think"), "hy_v3"),
     (("</think>",), "qwen3"),
 )
+TOOL_ALIASES = {
+    "qwen": "hermes",
+    "qwen3_json": "hermes",
+    "granite4": "hermes",
+    "llama4_json": "llama3_json",
+    "qwen3_xml": "qwen3_coder",
+    "step3p5": "qwen3_coder",
+    "glm47": "glm45",
+    "ling3": "glm45",
+    "poolside_v1": "glm45",
+    "cohere_command4": "cohere_command3",
+}
+"""Names of the same formats."""
+REASONING_ALIASES = {
+    "deepseek_v3": "qwen3",
+    "deepseek_v4": "qwen3",
+    "deepseek_v41": "qwen3",
+    "ling3": "qwen3",
+    "minicpmv": "qwen3",
+    "poolside_v1": "qwen3",
+    "holo2": "deepseek_r1",
+    "hy_v4": "hy_v3",
+    "cohere_command4": "cohere_command3",
+    "glm45": "qwen3",
+    "glm47": "qwen3",
+    "mimo": "qwen3",
+    "nemotron_v3": "qwen3",
+    "minimax_m2": "deepseek_r1",
+    "olmo3": "deepseek_r1",
+    "step3": "deepseek_r1",
+    "step3p5": "deepseek_r1",
+}
+"""Names of the same formats."""
+REFUSED = {
+    "hf": "It reads outputs by a response_template of the tokenizer. Give the name of the format "
+    "that the template describes, or auto.",
+}
+"""Names of formats that are not served, each with what to do."""
+
 T = TypeVar("T", ToolFormat, ReasoningFormat)
 
 
-def _named(formats: tuple[T, ...], other_names: Mapping[str, str]) -> dict[str, T]:
-    by_name = {made.name: made for made in formats}
-    return by_name | {name: by_name[origin] for name, origin in other_names.items()}
+class _Formats(Mapping[str, T], Generic[T]):
+    """Formats by name, from the modules of formats/: the tables of one are made when one of its
+    formats is looked up, which for all of them takes 15 ms.
+    """
+
+    def __init__(
+        self, names_by_place: Mapping[str, tuple[str, ...]], other_names: Mapping[str, str]
+    ) -> None:
+        places = {name: place for place, names in names_by_place.items() for name in names}
+        self._places = places | {name: places[origin] for name, origin in other_names.items()}
+        self._origins = other_names
+
+    def __getitem__(self, name: str) -> T:
+        place = self._places[name]
+        found = resolve_reference(f"quire.server.output_parsing.formats.{place}")
+        formats: tuple[T, ...] = found if isinstance(found, tuple) else (found,)
+        own = self._origins.get(name, name)
+        return next(made for made in formats if made.name == own)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+_TOOL_FORMATS = {
+    "tool_formats:TOOL_FORMATS": (
+        *("hermes", "ernie45", "llama3_json", "granite", "granite-20b-fc", "jamba"),
+        *("hunyuan_a13b", "nemotron_json", "internlm", "longcat", "cohere_command3", "apertus"),
+        *("gigachat3", "xlam", "phi4_mini_json", "mistral", "plamo3", "pythonic"),
+        *("llama4_pythonic", "lfm2", "olmo3", "deepseek_v3", "deepseek_v31", "kimi_k2"),
+    ),
+    "parameter_formats:PARAMETER_FORMATS": (
+        *("qwen3_coder", "mimo", "seed_oss", "minimax_m2", "minicpm5", "dots", "deepseek_v32"),
+        *("deepseek_v4", "deepseek_v41", "step3", "glm45", "k2_horizon", "hy_v3", "hy_v4"),
+        *("kimi_k3", "minimax_m3", "gemma4", "functiongemma"),
+    ),
+    "harmony:HARMONY": ("openai",),
+    "message_formats:MESSAGE_FORMATS": ("muse_glimmer", "inkling"),
+    "generic:GENERIC": ("generic",),
+}
+_REASONING_FORMATS = {
+    "reasoning_formats:REASONING_FORMATS": (
+        *("qwen3", "deepseek_r1", "minimax_m2_append_think", "granite_thinking_parser", "mistral"),
+        *("seed_oss", "granite", "ernie45", "hunyuan_a13b", "cohere_command3", "kimi_k2"),
+        *("kimi_k3", "k2_horizon", "gemma4", "minimax_m3", "plamo3", "hy_v3"),
+    ),
+    "harmony:HARMONY_REASONING": ("openai_gptoss",),
+    "message_formats:MESSAGE_REASONINGS": ("muse_glimmer", "inkling"),
+}
 
 
 def _check(kind: type) -> Callable[[object], None]:
@@ -104,13 +193,13 @@ def _check(kind: type) -> Callable[[object], None]:
 
 TOOL_PARSERS: NameTable[ToolFormat] = NameTable(
     "tool parser",
-    _named(tool_formats.TOOL_FORMATS, tool_formats.ALIASES),
+    _Formats(_TOOL_FORMATS, TOOL_ALIASES),
     reserved={AUTO, NONE},
     check=_check(ToolFormat),
 )
 REASONING_PARSERS: NameTable[ReasoningFormat] = NameTable(
     "reasoning parser",
-    _named(reasoning_formats.REASONING_FORMATS, reasoning_formats.ALIASES),
+    _Formats(_REASONING_FORMATS, REASONING_ALIASES),
     reserved={AUTO, NONE},
     check=_check(ReasoningFormat),
 )
@@ -127,10 +216,8 @@ def plan_parsers(
     Raises InvalidParameter for a name that does not exist, with those that do, or for two formats
     that do not go together; NotBuiltYet for a name that is known and not served.
     """
-    tools = _find("tool_call_parser", tool_parser, TOOL_PARSERS, tool_formats.REFUSED, template)
-    reasoning = _find(
-        "reasoning_parser", reasoning_parser, REASONING_PARSERS, reasoning_formats.REFUSED, template
-    )
+    tools = _find("tool_call_parser", tool_parser, TOOL_PARSERS, template)
+    reasoning = _find("reasoning_parser", reasoning_parser, REASONING_PARSERS, template)
     try:
         return ParserPlan(tools, reasoning)
     except ValueError as error:
@@ -174,15 +261,14 @@ def _find(
     parameter: str,
     name: str | None,
     formats: Mapping[str, T],
-    refused: Mapping[str, str],
     template: str | None,
 ) -> T | None:
     """The format of a name, as the chat template writes it."""
     if name is None:
         return None
     # a plugin may have registered a format under a refused name
-    if name in refused and name not in formats:
-        raise NotBuiltYet(parameter, name, refused[name])
+    if name in REFUSED and name not in formats:
+        raise NotBuiltYet(parameter, name, REFUSED[name])
     if name not in formats:
         allowed = f"it must be {AUTO}, {NONE} or one of {', '.join(sorted(formats))}"
         raise InvalidParameter(parameter, name, allowed)

@@ -32,7 +32,7 @@ from enum import Enum, auto
 from typing import Any
 
 from quire.server.output_parsing.call_ids import CallId, plain_call_id
-from quire.server.output_parsing.delimiters import Delimiters
+from quire.server.output_parsing.delimiters import check_delimiters
 
 
 class Reads(Enum):
@@ -245,7 +245,7 @@ def check_states(name: str, states: Mapping[str, ParserState], start: str) -> No
     # the start is checked like a state, so that a format without it is refused too
     for place, state in {"start": ParserState(Reads.LEAD, then=start), **states}.items():
         where = f"state {place!r} of format {name!r}"
-        Delimiters(state.delimiters)
+        check_delimiters(state.delimiters)
         targets = [*state.delimiters.values(), *([] if state.then is None else [state.then])]
         if missing := [target for target in targets if target not in states]:
             raise ValueError(f"The {where} leads to {missing}, which does not exist.")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import cache
-from importlib.resources import files
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -63,6 +62,8 @@ def _document() -> tuple[str, str]:
 
 
 def _read(name: str) -> str:
+    from importlib.resources import files  # takes time to import, and few ask for the page
+
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 

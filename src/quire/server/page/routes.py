@@ -10,13 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidParameter
-from quire.observability.history import Course
 from quire.params import SamplingParams
-from quire.server.context import RouteEntry, Server
+from quire.server.context import Server
 from quire.server.http.failures import JSON, Refusal
 from quire.server.http.json_body import json_response
 from quire.server.openai.completions import DEFAULT_MAX_TOKENS
-from quire.text.markup import MAX_MARKUP_CHARS, Drawing, missing_packages
+from quire.text.markup import MAX_MARKUP_CHARS, missing_packages
 
 _SHOWN_DEFAULTS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
@@ -91,10 +90,3 @@ async def history(server: Server, request: Request) -> Response:
     except msgspec.ValidationError as error:
         raise InvalidParameter("query", str(request.query_params)[:80], str(error)) from None
     return json_response(server.history.since(query.since))
-
-
-PAGE_ROUTES: tuple[RouteEntry, ...] = (
-    RouteEntry("GET", "/page/facts", facts, gives=PageFacts),
-    RouteEntry("POST", "/page/drawing", drawing, DrawRequest, Drawing),
-    RouteEntry("GET", "/page/history", history, gives=Course, query=CourseQuery),
-)

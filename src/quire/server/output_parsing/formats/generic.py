@@ -1,11 +1,12 @@
-"""The format of calls for models whose chat template shows no tools: JSON objects, in tags, in a
-Markdown fence or bare.
+"""The formats of every model: that of calls where the chat template shows no tools (JSON objects,
+in tags, in a Markdown fence or bare), and those of calls that a grammar forces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quire.server.output_parsing.formats.call_tables import listed
 from quire.server.output_parsing.state_table import ParserState, Reads, ToolFormat
 
 
@@ -55,3 +56,26 @@ GENERIC = ToolFormat(
 """Format for models whose chat template knows no tools: the form that `quire.text.chat_tools` asks
 for, and others that models write instead of it.
 """
+PLAIN = ToolFormat("plain", {"content": ParserState(Reads.CONTENT)})
+"""No calls at all."""
+
+
+def required_calls() -> ToolFormat:
+    """The format of a grammar for `tool_choice="required"`: a list of `{"name", "parameters"}`."""
+    states = listed()
+    return ToolFormat(
+        "required", {**states, "start": ParserState(Reads.BLANK, {"[": "item"}, then="content")},
+        start="start",
+    )  # fmt: skip
+
+
+def named_call(name: str, *, as_text: bool = False) -> ToolFormat:
+    """The format of a grammar for a named `tool_choice`: the arguments and nothing else, as one
+    JSON value, or as text that is the input of a custom tool.
+    """
+    reads = Reads.TEXT if as_text else Reads.JSON
+    states = {
+        "content": ParserState(Reads.CONTENT),
+        "start": ParserState(reads, then="content", calls=name),
+    }
+    return ToolFormat("named", states, start="start")

@@ -208,3 +208,4 @@ INKLING_REASONING = ReasoningFormat(
     table=ToolFormat("inkling", inkling_states(INKLING_ENDS), start="start", has_reasoning=True),
 )
 MESSAGE_FORMATS = (MUSE_GLIMMER, INKLING)
+MESSAGE_REASONINGS = (MUSE_GLIMMER_REASONING, INKLING_REASONING)

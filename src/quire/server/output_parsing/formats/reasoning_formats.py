@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from quire.server.output_parsing.formats import tool_formats
-from quire.server.output_parsing.formats.harmony import HARMONY_REASONING
-from quire.server.output_parsing.formats.message_formats import (
-    INKLING_REASONING,
-    MUSE_GLIMMER_REASONING,
-)
 from quire.server.output_parsing.formats.parameter_formats import KIMI_K3_ANSWER, suffix_in
 from quire.server.output_parsing.formats.tool_formats import COHERE_ANSWER, plamo
 from quire.server.output_parsing.state_table import ReasoningFormat
@@ -81,27 +75,5 @@ def hunyuan_v3(template: str = "") -> ReasoningFormat:
 REASONING_FORMATS = (
     OPTIONAL_THINK, ASSUMED_THINK, APPENDED_THINK, GRANITE_THINKING, MISTRAL, SEED_OSS, GRANITE,
     ERNIE45, HUNYUAN_A13B, COHERE, KIMI_K2, KIMI_K3, K2_HORIZON, GEMMA4, MINIMAX_M3, PLAMO3,
-    hunyuan_v3(), HARMONY_REASONING, MUSE_GLIMMER_REASONING, INKLING_REASONING,
+    hunyuan_v3(),
 )  # fmt: skip
-ALIASES = {
-    "deepseek_v3": "qwen3",
-    "deepseek_v4": "qwen3",
-    "deepseek_v41": "qwen3",
-    "ling3": "qwen3",
-    "minicpmv": "qwen3",
-    "poolside_v1": "qwen3",
-    "holo2": "deepseek_r1",
-    "hy_v4": "hy_v3",
-    "cohere_command4": "cohere_command3",
-    "glm45": "qwen3",
-    "glm47": "qwen3",
-    "mimo": "qwen3",
-    "nemotron_v3": "qwen3",
-    "minimax_m2": "deepseek_r1",
-    "olmo3": "deepseek_r1",
-    "step3": "deepseek_r1",
-    "step3p5": "deepseek_r1",
-}
-"""Names of the same formats."""
-REFUSED = tool_formats.REFUSED
-"""Names of formats that are not served, each with what to do."""

@@ -1,5 +1,5 @@
-"""The tool-call formats that are built in, each as its table. Sources are the chat templates that
-the models ship with, which show the model the very text that it is to write.
+"""The tool-call formats whose arguments are JSON or Python, each as its table. Sources are the chat
+templates that the models ship with, which show the model the very text that it is to write.
 """
 
 from __future__ import annotations
@@ -14,15 +14,8 @@ from quire.server.output_parsing.formats.call_tables import (
     markup_before_a_call,
     tagged,
 )
-from quire.server.output_parsing.formats.generic import GENERIC, enveloped, generic_states
-from quire.server.output_parsing.formats.harmony import HARMONY
-from quire.server.output_parsing.formats.message_formats import MESSAGE_FORMATS
-from quire.server.output_parsing.formats.parameter_formats import PARAMETER_FORMATS
+from quire.server.output_parsing.formats.generic import enveloped, generic_states
 from quire.server.output_parsing.state_table import Head, ParserState, Reads, ToolFormat
-
-PLAIN = ToolFormat("plain", {"content": ParserState(Reads.CONTENT)})
-"""No calls at all."""
-
 
 COHERE_ANSWER = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 KIMI_ENDS = dict.fromkeys(("<|tool_calls_section_end|>", "<|tool_call_section_end|>"), "content")
@@ -329,45 +322,5 @@ KIMI_K2 = ToolFormat(
 TOOL_FORMATS = (
     HERMES, ERNIE45, LLAMA_JSON, GRANITE, GRANITE_20B, JAMBA, HUNYUAN_A13B, NEMOTRON_JSON,
     INTERNLM, LONGCAT, COHERE, APERTUS, GIGACHAT3, XLAM, PHI4_MINI, MISTRAL, PLAMO3, PYTHONIC,
-    LLAMA4_PYTHONIC, LFM2, OLMO3, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, *PARAMETER_FORMATS, HARMONY,
-    *MESSAGE_FORMATS, GENERIC,
+    LLAMA4_PYTHONIC, LFM2, OLMO3, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2,
 )  # fmt: skip
-ALIASES = {
-    "qwen": "hermes",
-    "qwen3_json": "hermes",
-    "granite4": "hermes",
-    "llama4_json": "llama3_json",
-    "qwen3_xml": "qwen3_coder",
-    "step3p5": "qwen3_coder",
-    "glm47": "glm45",
-    "ling3": "glm45",
-    "poolside_v1": "glm45",
-    "cohere_command4": "cohere_command3",
-}
-"""Names of the same formats."""
-REFUSED = {
-    "hf": "It reads outputs by a response_template of the tokenizer. Give the name of the format "
-    "that the template describes, or auto.",
-}
-"""Names of formats that are not served, each with what to do."""
-
-
-def required_calls() -> ToolFormat:
-    """The format of a grammar for `tool_choice="required"`: a list of `{"name", "parameters"}`."""
-    states = listed()
-    return ToolFormat(
-        "required", {**states, "start": ParserState(Reads.BLANK, {"[": "item"}, then="content")},
-        start="start",
-    )  # fmt: skip
-
-
-def named_call(name: str, *, as_text: bool = False) -> ToolFormat:
-    """The format of a grammar for a named `tool_choice`: the arguments and nothing else, as one
-    JSON value, or as text that is the input of a custom tool.
-    """
-    reads = Reads.TEXT if as_text else Reads.JSON
-    states = {
-        "content": ParserState(Reads.CONTENT),
-        "start": ParserState(reads, then="content", calls=name),
-    }
-    return ToolFormat("named", states, start="start")
