@@ -6,7 +6,6 @@ import time
 
 from quire.engine.client.client import CoreStatus
 from quire.engine.client.core_sockets import CoreConnection
-from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS
 from quire.processes.process_state import is_stopped
 
 CHECK_S = 0.5
@@ -46,6 +45,8 @@ def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_tur
     quiet_s = now - connection.last_sign
     # nothing of it can be measured here before it has joined
     if not connection.has_joined:
+        from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS
+
         is_late = quiet_s > HANDSHAKE_TIMEOUT_MINS * 60
         return "it did not come back from its machine" if is_late else ""
     if connection.ready is None:
