@@ -71,3 +71,16 @@ def test_an_error_within_leaves_it_on():
     with pytest.raises(ValueError, match="no"), without_collections():
         raise ValueError("no")
     assert gc.isenabled()
+
+
+def test_what_lasts_is_never_looked_at_again():
+    with without_collections(lasting=True):
+        made = [Thing() for _ in range(10_000)]
+    assert gc.isenabled() and gc.get_freeze_count() >= len(made)
+    seen = set(map(id, gc.get_objects()))
+    assert seen.isdisjoint(map(id, made))
+    thing = Thing()
+    thing.itself, reference = thing, weakref.ref(thing)
+    del thing
+    gc.collect()
+    assert reference() is None, "what was made later is collected"

@@ -250,8 +250,9 @@ def test_a_plain_start_imports_what_it_uses():
 def test_a_server_imports_what_every_server_uses():
     """Routes of other dialects, formats of outputs and of weights come with what needs them."""
     rare = (
-        "psutil importlib.metadata quire.clusters.ray_cluster quire.engine.data_parallel.coordinator "
-        "quire.engine.data_parallel.handshake quire.engine.shared_cores.broker "
+        "psutil importlib.metadata quire.clusters.ray_cluster "
+        "quire.engine.data_parallel.coordinator quire.engine.data_parallel.handshake "
+        "quire.engine.shared_cores.broker "
         "quire.models.drafting.eagle quire.models.formats.awq quire.models.formats.mlx "
         "quire.server.admin quire.server.anthropic.routes quire.server.control.drain "
         "quire.server.http.openapi quire.server.invocations quire.server.page.routes "

@@ -22,7 +22,7 @@ from quire.config.args.server_args import ServerArgs, check_keys
 from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.environment import read_environment
 from quire.errors import InvalidParameter
-from quire.start_up import without_collections
+from quire.start_up import quick_imports
 
 if TYPE_CHECKING:
     from quire.engine.client.client import AsyncEngineCoreClient
@@ -47,7 +47,7 @@ _FIRST_FLAGS = {
 
 def add_arguments(parser: QuireParser) -> None:
     """The flags of `quire serve`."""
-    with without_collections():
+    with quick_imports():
         from quire.server.output_parsing import REASONING_PARSERS, TOOL_PARSERS
 
     parser.usage = "quire serve [MODEL] [flags]"
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         return run_headless(engine_args)
     keys = keys_of(options)
     start_logging(options.uvicorn_log_level)
-    with without_collections():
+    with quick_imports():
         from quire.server.assemble import listening_of
         from quire.server.http.acceptor import raise_descriptor_limit
         from quire.server.http.listening import bind, bind_shared, check_tls
@@ -104,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
             from quire.server.fleet.fleet import serve_with_many
 
             return serve_with_many(engine_args, options, keys, listeners, admin)
-        with without_collections():  # imports go on while the plan is made
+        # imports go on while the plan is made
+        with quick_imports(lasting=True):
             from quire.engine.launcher import launch_async_front_end
 
             front_end = launch_async_front_end(engine_args, waits=False)
@@ -204,7 +205,7 @@ async def _serve(
     listener: socket.socket,
     admin: socket.socket | None,
 ) -> int:
-    with without_collections():
+    with quick_imports(lasting=True):
         from quire.engine.async_llm import AsyncLLM
         from quire.server.http.listening import ShutdownSignal
         from quire.server.serving import serve

@@ -67,7 +67,7 @@ def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
     received: Future[tuple[bytearray, list[int]]] = Future()
     # beside the imports: the settings say what can be prepared meanwhile
     threading.Thread(target=_receive, args=(pipe, received), daemon=True).start()
-    with quick_imports():
+    with quick_imports(lasting=True):
         program: ChildProgram[Any] = importlib.import_module(module).PROGRAM
     try:
         data, fds = received.result()
