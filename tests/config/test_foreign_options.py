@@ -3,10 +3,12 @@
 import argparse
 import logging
 
+import msgspec
 import pytest
 
 from quire import EngineArgs
 from quire.config.args.foreign_defaults import DEFAULTS, TUNING
+from quire.config.plan_parts import ServingPlan
 from quire.errors import InvalidParameter, NotBuiltYet
 
 
@@ -75,6 +77,17 @@ def test_what_tunes_another_engine_is_shown_as_it_was_given(caplog):
 def test_bounds_of_buckets_are_checked(given, error, told):
     with pytest.raises(error, match=told):
         EngineArgs(custom_histogram_buckets=given).create_engine_config()
+
+
+def test_what_tunes_another_engine_reaches_a_process_as_it_was_given():
+    given = {
+        "enable_flash_late_interaction": False, "safetensors_prefetch_num_threads": 2,
+        "performance_mode": "throughput", "prefix_cache_retention_interval": None,
+    }  # fmt: skip
+    serving = EngineArgs(**given).create_engine_config().serving
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(serving), type=ServingPlan)
+    assert arrived.foreign_tuning == given
+    assert [type(arrived.foreign_tuning[name]) for name in given] == list(map(type, given.values()))
 
 
 def test_optimization_level_0_is_eager(caplog):

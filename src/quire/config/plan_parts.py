@@ -298,4 +298,4 @@ class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
     otlp_traces_endpoint: str | None
     histogram_buckets: dict[str, list[float]] | None
     length_buckets: list[float]
-    foreign_tuning: dict[str, str | float | None]
+    foreign_tuning: dict[str, str | bool | int | float | None]

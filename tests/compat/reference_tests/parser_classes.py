@@ -629,6 +629,17 @@ MARKS = [
 """Tokens that parsers look for in a vocabulary."""
 
 
+GENERATING = ("causal", "short", "thinking")
+"""Stand-ins that stand for models of many tokenizers."""
+
+
+def is_in_cache(name):
+    """Whether the cache of the hub has a stand-in of that name with a tokenizer of its own."""
+    cache = Path(os.environ["HF_HUB_CACHE"], f"models--{name.replace('/', '--')}", "snapshots")
+    found = next(cache.glob("*/tokenizer.json"), None)
+    return found is not None and found.resolve().parent.name not in GENERATING
+
+
 def use_stand_in_tokenizers():
     """A tokenizer that is not on the disk becomes that of a stand-in that has MARKS."""
     original = AutoTokenizer.from_pretrained
@@ -647,7 +658,7 @@ def use_stand_in_tokenizers():
         return made
 
     def from_pretrained(name, *args, **options):
-        is_here = not isinstance(name, str) or os.path.isdir(name)
+        is_here = not isinstance(name, str) or os.path.isdir(name) or is_in_cache(name)
         return original(name, *args, **options) if is_here else chosen()
 
     def chosen():

@@ -168,9 +168,9 @@ def fields_of(args: Any) -> list[dataclasses.Field[Any]]:
     return sorted(dataclasses.fields(args), key=lambda field: not field.metadata["option"].is_built)
 
 
-def tuning_of(args: Any) -> dict[str, str | float | None]:
-    """The options that only tune other engines whose value is a text, a number or None and not the
-    default.
+def tuning_of(args: Any) -> dict[str, str | bool | int | float | None]:
+    """The options that only tune other engines whose value is a text, a number, a boolean or None
+    and not the default.
     """
     given = {name: vars(args)[name] for name, each in options_of(args).items() if each.only_tunes}
     defaults = {field.name: default_of(field) for field in fields_of(args)}
