@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.bench.report import add_output_flag, finish, percentile
+from quire.bench.workload import random_model
 from quire.config.args.async_engine_args import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.params import RequestOutputKind, SamplingParams
@@ -151,7 +152,11 @@ def main() -> int:
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = make_checkpoint(Path(folder) / "model", args.random_model, dtype=args.dtype)
+        if args.dtype == "bfloat16":
+            checkpoint = random_model(args.random_model)
+        else:
+            path = Path(folder) / "model"
+            checkpoint = make_checkpoint(path, args.random_model, dtype=args.dtype)
         for stall_ms in args.stalls * args.rounds:
             row = asyncio.run(measure(args, checkpoint, stall_ms))
             print(", ".join(f"{name} {value:.2f}" for name, value in row.items()))

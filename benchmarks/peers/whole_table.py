@@ -5,11 +5,12 @@ measured is added to the files of one folder, and printed as tables.
     python benchmarks/peers/whole_table.py --vllm ENV/bin/python --llama-cpp ENV/bin/python PIECE
     python benchmarks/peers/whole_table.py --tables
 
-Pieces are `MODEL/ENGINE:KIND/GROUP` (workloads of compare.py), `start/MODEL` (process to first
-token: a first start, a second one that maps packed weights, llama.cpp), `stall/MODEL/MS`
-(gaps beside a long prompt) and `serve/mixed` (prompts of 32 to 2,048 tokens, 8 and 32 clients). A
-piece that was run again counts with all its times. --prefix is a command that keeps the machine
-quiet.
+Pieces are `write/MODEL` (checkpoints, which other pieces would write), `MODEL/ENGINE:KIND/GROUP`
+(workloads of compare.py), `start/MODEL` (process to first token: `import torch` alone, a first
+start, a second one that maps packed weights, llama.cpp), `stall/MODEL/MS` (gaps beside a long
+prompt, and the same work; `stall/4b-int4/long` gaps alone, beside 8,000 tokens) and
+`serve/ENGINE/CLIENTS` (prompts of 32 to 2,048 tokens; the load generator is vLLM's). A piece that
+was run again counts with all its times. --prefix is a command that keeps the machine quiet.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from quire.hardware.host import gather_machine_facts
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+FIGURES = ("output_throughput", "median_tpot_ms", "p99_tpot_ms", "median_ttft_ms", "p99_ttft_ms")
+"""Of a server, as vLLM's load generator names them."""
 GROUPS = {
     "short": ("1x1+65*3", "1x512+1*3", "1x2048+1*2"),
     "4k": ("1x4096+33",),
@@ -45,11 +48,13 @@ KINDS = {
 }
 _ENGINES = [f"{engine}:{kind}" for engine, kinds in KINDS.items() for kind in kinds]
 PIECES = [
+    *(f"write/{model}" for model in ("0.6b", "4b", "2b-experts")),
     *(f"0.6b/{engine}/{group}" for engine, group in product(_ENGINES, GROUPS)),
     *(f"2b-experts/{e}/{g}" for e, g in product(_ENGINES, ("short", "batches")) if "vllm" not in e),
     *(f"start/{model}" for model in ("0.6b", "4b", "2b-experts")),
     *(f"stall/{model}/{goal}" for model, goal in product(("0.6b", "4b-int4"), (0, 250))),
-    "serve/mixed",
+    "stall/4b-int4/long",
+    *(f"serve/{engine}/{clients}" for clients, engine in product((8, 32), ("quire", "vllm"))),
 ]
 
 
@@ -63,8 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tables", action="store_true", help="print what there is")
     for engine in ("vllm", "llama-cpp"):
         parser.add_argument(f"--{engine}", help="interpreter of its environment")
-    parser.add_argument("--vllm-env", help="folder of that environment, for serve/mixed")
-    parser.add_argument("--vllm-preload", default="", help="its LD_PRELOAD, for serve/mixed")
+    parser.add_argument("--vllm-preload", default="", help="vLLM's LD_PRELOAD")
     parser.add_argument("--starts", type=int, default=3, help="of each engine in a start piece")
     parser.add_argument("--prefix", default="", help="command to put before what is measured")
     parser.add_argument("--output", type=Path, default=Path("whole_table"), help="a folder")
@@ -74,6 +78,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Run the pieces, one after the other."""
     args = parse()
+    args.output = args.output.absolute()
     args.output.mkdir(exist_ok=True)
     unknown = set(args.pieces) - set(PIECES)
     if unknown:
@@ -97,19 +102,27 @@ def run(piece: str, args: argparse.Namespace) -> None:
     """Measure one piece, and add what was found to its file."""
     first, *rest = piece.split("/")
     match first:
+        case "write":
+            random_model(rest[0])
         case "start":
             run_starts(rest[0], args)
         case "stall":
             run_stall(rest[0], rest[1], args)
         case "serve":
-            run_serve(args)
+            run_serve(rest[0], rest[1], args)
         case _:
             run_compare(first, rest[0], rest[1], args)
 
 
+_TORCH = "import time, torch; print(time.monotonic())"
+
+
 def run_compare(model: str, engine: str, group: str, args: argparse.Namespace) -> None:
     """A group of workloads on one engine."""
-    words = ["--prefix", args.prefix, "--kinds", engine, "--workloads", *GROUPS[group], "--add"]
+    prefix = args.prefix
+    if engine.startswith("vllm") and args.vllm_preload:
+        prefix = f"{prefix} env LD_PRELOAD={args.vllm_preload}"
+    words = ["--prefix", prefix, "--kinds", engine, "--workloads", *GROUPS[group], "--add"]
     words += ["--random-model", model, "--output", str(args.output / model.replace(".", "_"))]
     _call([sys.executable, str(HERE / "compare.py"), *_peers(args), *words])
 
@@ -127,21 +140,26 @@ def run_starts(model: str, args: argparse.Namespace) -> None:
         "max_len": 4096,
         "workloads": {},
     }
-    kinds = [
-        ("quire, first start", sys.executable, "run_quire", "bfloat16", {"packed_weights_gib": 0}),
-        ("quire, second start", sys.executable, "run_quire", "bfloat16", {}),
+    engine = str(HERE / "first_token.py")
+    kinds: list[tuple[str, list[str], dict[str, Any] | None]] = [
+        ("import torch", [sys.executable, "-c", _TORCH], None),
+        ("quire, first start", [sys.executable, engine, "run_quire"], {"packed_weights_gib": 0}),
+        ("quire, second start", [sys.executable, engine, "run_quire"], {}),
     ]
     if args.llama_cpp:
-        kinds.append(("llama.cpp", args.llama_cpp, "run_llama_cpp", "bf16", {}))
+        kinds.append(("llama.cpp", [args.llama_cpp, engine, "run_llama_cpp"], None))
     found = _read(args.output / "starts.json")
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "request.json")
-        for (name, python, module, kind, more), turn in product(kinds, range(args.starts + 1)):
-            file.write_text(json.dumps(request | {"kind": kind, "engine_args": more}))
-            words = [*shlex.split(args.prefix), python, str(HERE / "first_token.py"), module]
+        for (name, words, more), turn in product(kinds, range(args.starts + 1)):
+            kind = "bfloat16" if more is not None else "bf16"
+            file.write_text(json.dumps(request | {"kind": kind, "engine_args": more or {}}))
             began = time.monotonic()
             answer = subprocess.run(
-                [*words, str(file)], text=True, stdout=subprocess.PIPE, check=True
+                [*shlex.split(args.prefix), *words, str(file)],
+                text=True,
+                stdout=subprocess.PIPE,
+                check=True,
             ).stdout
             if turn:  # one before fills the page cache, has the host give memory, packs weights
                 took = float(answer.split()[-1]) - began
@@ -152,8 +170,11 @@ def run_starts(model: str, args: argparse.Namespace) -> None:
 def run_stall(model: str, goal: str, args: argparse.Namespace) -> None:
     """Gaps of streams beside a long prompt, with one latency goal."""
     shape, _, quantization = model.partition("-")
-    words = ["--random-model", shape, "--stalls", goal, "--prompts", "1"]
-    if shape == "0.6b":
+    is_long = goal == "long"
+    words = ["--random-model", shape, "--stalls", "250" if is_long else goal, "--prompts", "1"]
+    if is_long:
+        words += ["--prompt-len", "8000", "--learning-len", "300", "--stream-len", "0"]
+    elif shape == "0.6b":
         words += ["--prompt-len", "8000", "--learning-len", "3000"]
     else:
         words += ["--prompt-len", "2000", "--learning-len", "1000", "--stream-len", "120"]
@@ -170,17 +191,24 @@ def run_stall(model: str, goal: str, args: argparse.Namespace) -> None:
     (args.output / "stalls.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
-def run_serve(args: argparse.Namespace) -> None:
-    """Mixed lengths at 8 and 32 clients."""
-    words = [sys.executable, "-m", "benchmarks.peers.serve_compare"]
-    if args.vllm_env:
-        words += ["--vllm", args.vllm_env, "--vllm-preload", args.vllm_preload]
+def run_serve(engine: str, clients: str, args: argparse.Namespace) -> None:
+    """Mixed lengths on one server."""
+    if not args.vllm:
+        sys.exit("The load generator is vLLM's: give --vllm.")
+    words = [sys.executable, "-m", "benchmarks.peers.serve_compare", "--only", engine]
+    words += ["--vllm", str(Path(args.vllm).absolute().parents[1])]
+    words += ["--vllm-preload", args.vllm_preload, "--concurrency", clients]
     words += ["--random-model", "0.6b", "--dtype", "bfloat16", "--backends", "openai"]
-    words += ["--concurrency", "8", "32", "--input-len", "1040", "--range-ratio", "0.97"]
+    words += ["--input-len", "1040", "--range-ratio", "0.97"]
     words += ["--output-len", "64", "--max-model-len", "4096", "--rounds", "1"]
     for gate in ("--start-gate", "--load-gate") if args.prefix else ():
         words += [gate, args.prefix]
-    _call([*words, "--output", str(args.output / "serve")])
+    with tempfile.TemporaryDirectory() as scratch:
+        _call([*words, "--output", f"{scratch}/serve"])
+        runs = _read(Path(scratch, "serve.json"))["runs"]
+    found = _read(args.output / "serve.json")
+    found.setdefault("runs", []).extend(runs)
+    (args.output / "serve.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def print_tables(folder: Path) -> None:
@@ -199,6 +227,12 @@ def print_tables(folder: Path) -> None:
         for row in rows:
             print("- " + ", ".join(f"{key} {value:.1f}" for key, value in row.items()))
         print()
+    if served := _read(folder / "serve.json"):
+        print("## server, mixed lengths\n")
+        keys = ("engine", "concurrency", "failed", *FIGURES)
+        print(f"| {' | '.join(keys)} |", "| --- " * len(keys) + "|", sep="\n")
+        for row in served["runs"]:
+            print("| " + " | ".join(str(row.get(key, "")) for key in keys) + " |")
 
 
 def _peers(args: argparse.Namespace) -> list[str]:
