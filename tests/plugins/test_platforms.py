@@ -23,7 +23,7 @@ SOURCE = """
         platform = open_own_platform(config)
         own = platform.ops.logits
         opened.append(config.parallel.device)
-        return replace(platform, ops=replace(platform.ops, logits=lambda *a, **n: -own(*a, **n)))
+        return replace(platform, ops=platform.ops.replace(logits=lambda *a, **n: -own(*a, **n)))
 """
 PARAMS = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
 

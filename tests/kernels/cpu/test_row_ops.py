@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 
 import numpy as np
@@ -34,7 +33,7 @@ def cpu_ops(isa, dtype, num_threads=2):
     """The provider "cpu", its claim of batch invariance taken at its word
     although plain torch serves the other ops.
     """
-    return dataclasses.replace(native_ops.cpu_ops(isa, dtype, num_threads), batch_invariant=True)
+    return native_ops.cpu_ops(isa, dtype, num_threads).replace(batch_invariant=True)
 
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)

@@ -4,8 +4,6 @@ level.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -34,7 +32,7 @@ STATEFUL = [case for case in HOSTILE if case.op != "gated_norm" and "5,1,7" in c
 
 def cpu_ops(isa, dtype):
     """The native ops, which claim that a row's bits do not depend on others."""
-    return dataclasses.replace(native_ops.cpu_ops(isa, dtype), batch_invariant=True)
+    return native_ops.cpu_ops(isa, dtype).replace(batch_invariant=True)
 
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)

@@ -21,6 +21,7 @@ from quire.ops import Batch
 from quire.params import PoolingParams, SamplingParams
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import CpuDevice
+from quire.runner.forward.stage_output import StageOutput
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.token_follower import TokenFollower
@@ -104,16 +105,21 @@ class StageRunner(ModelRunner):
         self._prepared = plan.step_id
 
 
+def ids_in(output: StageOutput) -> list[int]:
+    """The ids that a stage has read, which are its hidden states."""
+    return [] if output.states is None else output.states.last.tolist()
+
+
 class Stage:
     """An earlier stage as a worker."""
 
     def __init__(self, runner: StageRunner) -> None:
         self.model_runner = runner
 
-    def launch(self, plan: StepPlan, states: Any, tokens: list[NewTokens]) -> Any:
+    def launch(self, plan: StepPlan, before: StageOutput | None, tokens: list[NewTokens]) -> Any:
         """Check that stages agree, and run the step."""
         step = self.model_runner.launch(plan, None, tokens)
-        assert states is None or torch.equal(states, step.hidden), "stages differ"
+        assert before is None or ids_in(before) == ids_in(step.stage_output), "stages differ"
         return step
 
 
@@ -123,10 +129,12 @@ class LastStage:
     def __init__(self, runner: HashRunner) -> None:
         self.runner = runner
 
-    def launch(self, plan: StepPlan, states: Any, tokens: list[NewTokens]) -> LastStep:
+    def launch(
+        self, plan: StepPlan, before: StageOutput | None, tokens: list[NewTokens]
+    ) -> LastStep:
         """Check the ids that the stages before have read, and run the step."""
         assert not tokens, "it has drawn them itself"
-        return LastStep(self.runner, plan, [] if states is None else states.tolist())
+        return LastStep(self.runner, plan, [] if before is None else ids_in(before))
 
 
 class LastStep:
@@ -144,7 +152,11 @@ class LastStep:
         self._output = RunnerOutput(result)
         self._has_tokens = plan.num_tokens > 0
         self.moves_rows = runner.has_drafts and self._has_tokens
-        self.hidden = None
+
+    @property
+    def stage_output(self) -> StageOutput:
+        """Nothing: no stage comes after it."""
+        return StageOutput(None)
 
     def compute(self, mask: Any) -> None:
         """It has."""
