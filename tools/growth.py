@@ -4,8 +4,8 @@
 
 Lines and files by folder against BASE (the commit before by default); in how many signatures the
 options of a request stand, and in how many files those of the engine and the kinds of output; how
-long functions are; how many names the files on a request's path import. CONTRIBUTING.md says what
-to do when they grow.
+long functions, signatures and files are; how many comments there are; how many names the files on a
+request's path import. CONTRIBUTING.md says what to do when they grow.
 """
 
 from __future__ import annotations
@@ -70,6 +70,10 @@ CARRYING_CLASSES = (*OPTION_CLASSES, "WorkerConfig", "Namespace", "Any")
 
 MOST_OPTION_FILES = 5
 """Declared, in a part of the plan, resolved, used, and one more."""
+
+
+COMMENT = re.compile(r"(?:^ *|  )# (?!noqa|type:|fmt:)", re.M)
+"""What is written to readers, and not to tools."""
 
 
 @dataclass(frozen=True)
@@ -299,10 +303,30 @@ def imported(tree: ast.Module, module: str) -> set[str]:
 
 
 def lengths() -> Iterator[str]:
-    """How long functions are, and the longest."""
-    every = sorted(functions(), key=lambda function: function.lines)
-    at = [every[int(share * (len(every) - 1))].lines for share in (0.5, 0.9, 0.99, 1.0)]
-    yield "lines of a function, p50/p90/p99/most: {}/{}/{}/{}; {}".format(*at, every[-1].place)
+    """How long functions, their signatures and files are, and the longest. Triton's kernels are
+    given each number by itself.
+    """
+    of_functions = [(function.lines, function.place) for function in functions()]
+    yield "lines of a function, " + spread(of_functions)
+    on_host = [each for each in functions() if not each.place.startswith("kernels/triton/")]
+    yield "parameters of a function, " + spread([(len(f.parameters), f.place) for f in on_host])
+    texts = {path: path.read_text() for path in sources()}
+    yield "lines of a file, " + spread(
+        [(text.count("\n"), str(path.relative_to(ROOT / PACKAGE))) for path, text in texts.items()]
+    )
+    comments = sum(len(COMMENT.findall(text)) for text in texts.values())
+    lines = sum(text.count("\n") for text in texts.values())
+    yield f"comments per 100 lines: {100 * comments / lines:.2f} of {lines}"
+    names = Counter(path.name for path in texts if path.name != "__init__.py")
+    shared = [count for count in names.values() if count > 1]
+    yield f"file names in several folders: {len(shared)}, of {sum(shared)} files"
+
+
+def spread(counts: list[tuple[int, str]]) -> str:
+    """The middle of some counts, what one in ten and in a hundred exceeds, and the largest."""
+    every = sorted(counts)
+    at = [every[int(share * (len(every) - 1))][0] for share in (0.5, 0.9, 0.99, 1.0)]
+    return "p50/p90/p99/most: {}/{}/{}/{}; {}".format(*at, every[-1][1])
 
 
 def path_imports() -> Iterator[str]:

@@ -10,8 +10,7 @@ class is one of these too.
     │   │   ├── UnknownParameter       a name that does not exist
     │   │   └── NotBuiltYet            a documented value that is not built
     │   ├── ContextLengthExceeded
-    │   │   ├── PromptTooLong
-    │   │   └── OutputTooLong
+    │   │   └── PromptTooLong
     │   └── BadAdapter
     │       └── AdapterNotFound
     ├── CapacityError                  nobody has to: HTTP 503, try again
@@ -163,23 +162,6 @@ class PromptTooLong(ContextLengthExceeded):
         )
         self.num_tokens = num_tokens
         self.max_model_len = max_model_len
-
-
-class OutputTooLong(ContextLengthExceeded):
-    """More output is asked for than the context holds with any prompt; `name` is the parameter."""
-
-    def __init__(self, name: str, asked: int, max_model_len: int) -> None:
-        self._max_model_len = max_model_len
-        super().__init__(self._text(name, asked), parameter=name, value=asked)
-
-    def described(self, show: Callable[[object], str]) -> str:
-        return self._text(self.parameter, self.value)
-
-    def _text(self, name: object, asked: object) -> str:
-        return (
-            f"This model's maximum context length is {self._max_model_len} tokens of prompt and "
-            f"output together, and {name} asks for {asked} tokens of output. Ask for fewer."
-        )
 
 
 class BadAdapter(RequestError):

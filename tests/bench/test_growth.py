@@ -27,15 +27,18 @@ def test_functions_and_their_parameters_are_found(tmp_path, monkeypatch):
     [line] = growth.signatures()
     assert "priority 1" in line and "lora_request 1" in line and "cache_salt 0" in line
     assert growth.num_imported(package / "llm.py") == 2
-    [line] = growth.lengths()
-    assert line.endswith("1/1/1/3; one.py:3 long")
+    lines, parameters, files, comments, names = growth.lengths()
+    assert lines.endswith("1/1/1/3; one.py:3 long")
+    assert parameters.endswith("1/1/1/3; one.py:3 long")
+    assert files.endswith("2/2/2/5; one.py")
+    assert comments.endswith("0.00 of 7") and names.endswith("0, of 0 files")
 
 
 @pytest.mark.full
 def test_the_report_is_of_this_checkout(capsys):
     assert growth.main(["HEAD"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 7 and "files that name an engine option: median" in lines[3]
+    assert len(lines) == 11 and "files that name an engine option: median" in lines[3]
 
 
 def test_names_in_texts_and_comments_do_not_count(tmp_path, monkeypatch):

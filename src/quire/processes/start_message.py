@@ -130,11 +130,6 @@ def send_frame(pipe: socket.socket, data: bytes) -> None:
     pipe.sendall(data)
 
 
-def receive_frame(pipe: socket.socket) -> bytearray:
-    """Wait for the next frame. Raises EOFError when the other end is closed."""
-    return receive_exactly(pipe, LENGTH.unpack(receive_exactly(pipe, LENGTH.size))[0])
-
-
 def receive_exactly(pipe: socket.socket, length: int) -> bytearray:
     """Wait for `length` bytes. Raises EOFError when the other end is closed."""
     data = bytearray(length)
