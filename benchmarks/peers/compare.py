@@ -9,7 +9,8 @@ the other, in the order of --kinds; --rounds repeats them all in turns, for mach
 changes. A workload is PROMPTSxINPUT+OUTPUT, with *REPEATS behind it; the median of all repeats and
 rounds counts. The rate of decoding alone is the tokens after the first over the time that the
 engine says it took for them (one prompt), or over the difference to PROMPTSxINPUT+1 where that is
-measured.
+measured. --before is the command of an interpreter that imports another Quire, such as "env
+PYTHONPATH=OTHER/src python": the same script runs it, as `before:KIND`.
 
 Environments (each in a folder of its own, outside of the repository):
 
@@ -38,6 +39,7 @@ from quire.hardware.host import gather_machine_facts
 HERE = Path(__file__).parent
 KINDS = {
     "quire": ("bfloat16", "int8", "int4"),
+    "before": ("bfloat16", "int8", "int4"),
     "transformers": ("bfloat16", "float32"),
     "vllm": ("bfloat16", "float32"),
     "llama_cpp": ("bf16", "q8_0", "q4_0"),
@@ -52,6 +54,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quire", default=sys.executable, help="interpreter; default: this one")
+    parser.add_argument("--before", help="command of an interpreter with another Quire")
     for engine in ("transformers", "vllm", "llama-cpp"):
         parser.add_argument(f"--{engine}", help="interpreter; without one it is left out")
     parser.add_argument("--random-model", default="0.6b", metavar="SHAPE")
@@ -104,8 +107,8 @@ def ask(args: argparse.Namespace, engine: str, kind: str, num_threads: int) -> d
         request = request_for(args, folder, kind, num_threads)
         request["answer"] = f"{scratch}/answer.json"
         Path(scratch, "request.json").write_text(json.dumps(request))
-        script = str(HERE / f"run_{engine}.py")
-        words = [*shlex.split(args.prefix), getattr(args, engine), script]
+        script = str(HERE / f"run_{'quire' if engine == 'before' else engine}.py")
+        words = [*shlex.split(args.prefix), *shlex.split(getattr(args, engine)), script]
         reason = run([*words, f"{scratch}/request.json"], num_threads, args.limit)
         answer: dict[str, Any] = {}
         if Path(request["answer"]).exists():
