@@ -18,10 +18,10 @@ from starlette.responses import Response
 from quire.encodable import NotEncodable, encoded
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.wire.control_calls import PauseMode
-from quire.errors import EngineError, InvalidParameter, ProfilerAlreadyActive
+from quire.errors import EngineError, ProfilerAlreadyActive
 from quire.server.context import RouteEntry, Server
 from quire.server.http.failures import JSON, Refusal
-from quire.server.http.json_body import T, json_response
+from quire.server.http.json_body import T, json_response, read_query
 
 
 class SleepQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -182,11 +182,7 @@ def _query(request: Request, type: type[T]) -> T:
     many = ("tags",)
     params = request.query_params
     given: dict[str, Any] = {n: params.getlist(n) if n in many else params[n] for n in params}
-    try:
-        # not strict: numbers and flags are texts in a query
-        return msgspec.convert(given, type, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidParameter("query", str(params)[:80], str(error)) from None
+    return read_query(given, type)
 
 
 ADMIN_ROUTES: tuple[RouteEntry, ...] = (

@@ -78,6 +78,14 @@ def test_what_cannot_be_done_is_refused(admin, path, body):
     assert reply.status_code == 400, reply.text
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/sleep?level=9", "query.level"), ("/pause?mode=now", "query.mode"), ("/sleep?x=1", "query")],
+)
+def test_a_variable_of_a_query_is_named(admin, path, name):
+    assert admin.post(path).json()["error"]["param"] == name
+
+
 def test_what_cannot_be_done_now_is_a_conflict(admin):
     reply = admin.post("/release_kv_cache_memory")
     assert reply.status_code == 409

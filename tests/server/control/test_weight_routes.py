@@ -108,7 +108,9 @@ def test_states_and_faults_are_replies(running, client):
     assert client.post("/finish_weight_update").status_code == 409
     renamed = client.post("/update_weight_version", json={"new_version": "other"}).json()
     assert renamed["success"] and client.get("/weight_info").json()["weight_version"] == "other"
-    assert client.post("/weight_checker", json={"action": "reset"}).status_code == 400
+    for action, parameter in (("reset", "action"), ("compare", "baseline")):
+        refused = client.post("/weight_checker", json={"action": action})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, parameter)
     assert client.post("/start_draft_weight_update").status_code == 409
     assert answer(client)
     with pytest.raises(WeightUpdateError, match="401"):

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import LoadError, NotBuiltYet, WeightUpdateError
+from quire.errors import InvalidParameter, LoadError, NotBuiltYet, WeightUpdateError
 from quire.server.admin import optional_body
 from quire.server.context import RouteEntry, Server
 from quire.server.http.failures import Refusal
@@ -49,7 +49,7 @@ class WeightCheck(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether to give the checksums, or to compare them with earlier ones."""
 
     action: Literal["checksum", "compare", "reset"]
-    baseline: dict[str, str] = {}
+    baseline: dict[str, str] | None = None
 
 
 class WorldQuery(msgspec.Struct, kw_only=True):
@@ -118,11 +118,14 @@ async def weight_checker(server: Server, request: Request) -> Response:
     if body.action == "reset":
         hint = "Send weights of zeros in an update."
         raise NotBuiltYet("action", body.action, hint)
+    baseline = {} if body.action == "checksum" else body.baseline
+    if baseline is None:
+        raise InvalidParameter("baseline", None, "checksums to compare with, of an earlier reply")
     checksums = await server.engine.compute_weight_checksums()
     if body.action == "checksum":
         return json_response({"checksums": checksums})
-    names = sorted(checksums.keys() | body.baseline.keys())
-    others = [name for name in names if checksums.get(name) != body.baseline.get(name)]
+    names = sorted(checksums.keys() | baseline.keys())
+    others = [name for name in names if checksums.get(name) != baseline.get(name)]
     return json_response({"match": not others, "mismatches": others})
 
 

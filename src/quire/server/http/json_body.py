@@ -259,6 +259,15 @@ def decode(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str]]
         raise Refusal(400, text) from None
 
 
+def read_query(given: Mapping[str, Any], type: type[T]) -> T:
+    """The variables of a query as a `type`. Raises Refusal (400) that names one as `query.mode`."""
+    try:
+        # not strict: numbers and flags are texts in a query
+        return msgspec.convert(given, type, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), "query") from None
+
+
 async def read_body(
     request: Request, max_bytes: int, timeout_s: float, budget: BodyBudget
 ) -> bytes:
@@ -295,11 +304,11 @@ def _too_large(max_bytes: int) -> Refusal:
     return Refusal(413, text, headers={"Connection": "close"})
 
 
-def _invalid(text: str) -> Refusal:
-    """The decoder's sentence with the field as `messages[0].role`."""
-    place = ""
+def _invalid(text: str, whole: str = "") -> Refusal:
+    """The decoder's sentence with the field as `messages[0].role`, within what `whole` names."""
+    place = whole
     if found := _PLACE.search(text):
-        place, text = found.group(1), text[: found.start()]
+        place, text = joined(whole, found.group(1)), text[: found.start()]
     if missing := _MISSING.match(text):
         place, text = joined(place, missing.group(1)), "This required field is missing"
     message = f"{place or 'The body'}: {text[:_MAX_SHOWN]}."

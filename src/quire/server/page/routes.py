@@ -9,11 +9,10 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidParameter
 from quire.params import SamplingParams
 from quire.server.context import Server
 from quire.server.http.failures import JSON, Refusal
-from quire.server.http.json_body import json_response
+from quire.server.http.json_body import json_response, read_query
 from quire.server.openai.completions import DEFAULT_MAX_TOKENS
 from quire.text.markup import MAX_MARKUP_CHARS, missing_packages
 
@@ -85,8 +84,5 @@ async def drawing(server: Server, request: Request) -> Response:
 
 async def history(server: Server, request: Request) -> Response:
     """The course of load, speed, latencies and memory over the last hour."""
-    try:
-        query = msgspec.convert(dict(request.query_params), CourseQuery, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidParameter("query", str(request.query_params)[:80], str(error)) from None
+    query = read_query(request.query_params, CourseQuery)
     return json_response(server.history.since(query.since))
