@@ -208,6 +208,15 @@ def test_one_line_is_enough_in_one_process():
 # names
 
 
+def test_an_engine_of_weights_may_name_its_information_behind_its_base():
+    from quire.executor.weight_transfer.engines import WeightTransferEngine
+
+    class Mine(WeightTransferEngine[dict, list]):
+        init_info_cls = dict
+
+    assert Mine.__mro__[1] is WeightTransferEngine
+
+
 def test_every_name_of_the_table_is_there():
     """Except those whose module of ours is not built yet, which say so."""
     out, _ = run_code(

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from quire.errors import InvalidParameter
 
+Init = TypeVar("Init")
+Update = TypeVar("Update")
 
-class WeightTransferEngine:
+
+class WeightTransferEngine(Generic[Init, Update]):
     """Receives weights for one worker. A class of one's own sets the two classes of information,
     which are dataclasses, and `receive_weights`, which gives what has come to
-    `self.model.load_weights`, an iterable of pairs of a checkpoint's name and a tensor.
+    `self.model.load_weights`, an iterable of pairs of a checkpoint's name and a tensor. The classes
+    may stand in brackets behind this base, too, for type checkers.
     """
 
-    init_info_cls: type[Any]
-    update_info_cls: type[Any]
+    init_info_cls: type[Init]
+    update_info_cls: type[Update]
     supports_draft_weight_update = False
     defers_processing = False
 
