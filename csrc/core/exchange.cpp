@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -21,7 +22,7 @@
 
 namespace quire {
 
-constexpr uint64_t kMagic = 0x32454e4952495551;  // of this layout
+constexpr uint64_t kMagic = 0x33454e4952495551;  // of this layout
 constexpr size_t kReasonBytes = 1024;
 constexpr int64_t kLookNs = 100'000'000;
 constexpr int64_t kTileBytes = 64 << 10;  // of copies that several threads share
@@ -41,7 +42,10 @@ struct alignas(128) ExchangeRank {
     std::atomic<uint32_t> arrived;   // at this piece; waiters sleep on it
     std::atomic<uint32_t> sleepers;  // too many where one died, which costs system calls only
     std::atomic<uint32_t> joined;
-    std::atomic<uint64_t> finished;
+    // on a line of their own: others poll the one before
+    alignas(64) std::atomic<uint64_t> finished;
+    std::atomic<uint64_t> waited_ns;
+    std::atomic<uint64_t> sleeps;
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -53,6 +57,24 @@ constexpr size_t kPage = 4096;
 static_assert(sizeof(ExchangeHeader) <= kPage);
 
 thread_local std::string last_reason;
+
+constexpr int64_t kLine = 64;
+constexpr int kLinesPerLook = 8;
+constexpr int64_t kAheadBytes = 1 << 20;  // what a core reads in 60 us
+// Ranks that have a core each wait for each other about as long as one reads ahead: sleeping, which
+// takes about 50 us to end, costs every rank more than it spares. Where a wait was longer, a rank
+// has lost its core to somebody, who can have ours.
+constexpr uint64_t kLongSpinNs = 200'000;
+// Rows of a step that waits for memory. One of more rows multiplies meanwhile, and its activations
+// are what the cache should keep.
+constexpr int64_t kMostAhead = 16;
+
+int64_t num_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
+
+uint64_t nanoseconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
 
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -97,7 +119,38 @@ const std::string& abort_reason() { return last_reason; }
 
 Status exchange_gather(const GatherArgs& args, int64_t tokens, Pool& pool) {
     return args.exchange->gather(static_cast<const std::byte*>(args.x), args.stride, args.row_bytes,
-                                 tokens, static_cast<std::byte*>(args.out), pool);
+                                 tokens, static_cast<std::byte*>(args.out), args.to_first, pool);
+}
+
+Status shared_product(const SharedProductArgs& args, int64_t tokens, Pool& pool) {
+    Exchange& exchange = *args.exchange;
+    const int64_t width = args.sum.width, size = exchange.size();
+    const int64_t most = exchange.capacity(width * static_cast<int64_t>(sizeof(float)));
+    const int64_t x_row = args.product.x.token_stride * num_bytes(args.product.weight.type);
+    const int64_t y_row = width * num_bytes(args.sum.type);
+    for (int64_t first = 0; first < tokens; first += most) {
+        const int64_t rows = std::min(most, tokens - first);
+        LinearArgs product = args.product;
+        product.x.data = static_cast<std::byte*>(product.x.data) + first * x_row;
+        if (product.peaks != nullptr) product.peaks += first;
+        LinearTotalArgs sum = args.sum;
+        sum.y = static_cast<std::byte*>(sum.y) + first * y_row;
+        if (sum.peaks != nullptr) sum.peaks += first;
+        const Status status = exchange.share(
+            tokens > kMostAhead ? Ahead{} : args.ahead,
+            [&](std::byte* parts) {
+                auto* own = reinterpret_cast<float*>(parts) + exchange.rank() * width;
+                product.y = {own, size * width, width};
+                args.multiply(product, rows, pool);
+            },
+            [&](const std::byte* parts) {
+                sum.parts = parts;
+                args.add(sum, rows, pool);
+            });
+        if (status != Status::ok) return status;
+    }
+    exchange.finish();
+    return Status::ok;
 }
 
 Status exchange_largest(const LargestArgs& args, int64_t tokens, Pool&) {
@@ -191,13 +244,20 @@ bool Exchange::is_gone(int rank) const {
 }
 
 // Wait until a rank has arrived at the piece; false if the exchange was aborted.
-bool Exchange::wait_for(int rank, uint32_t piece) {
+bool Exchange::wait_for(int rank, uint32_t piece, Ahead& ahead) {
     ExchangeRank& other = of(rank);
     const auto is_over = [&] {
         return has_reached(other.arrived.load(std::memory_order_acquire), piece) ||
                header_->aborted.load(std::memory_order_relaxed) != 0;
     };
-    while (!spin_until(is_over)) {
+    if (is_over()) return has_reached(other.arrived.load(std::memory_order_acquire), piece);
+    ExchangeRank& own = of(rank_);
+    const uint64_t began = nanoseconds();
+    while (!is_over() && ahead.fetch()) {
+    }
+    std::chrono::nanoseconds spin = was_long_ ? kSpin : std::chrono::nanoseconds(kLongSpinNs);
+    for (; !spin_until(is_over, spin); spin = kSpin) {
+        own.sleeps.fetch_add(1, std::memory_order_relaxed);
         other.sleepers.fetch_add(1);
         const uint32_t seen = other.arrived.load();
         // An abort between these lines and the sleep is seen when the sleep times out.
@@ -205,6 +265,9 @@ bool Exchange::wait_for(int rank, uint32_t piece) {
         other.sleepers.fetch_sub(1);
         if (!is_over() && is_gone(rank)) abort("rank " + std::to_string(rank) + " is gone");
     }
+    const uint64_t waited = nanoseconds() - began;
+    was_long_ = waited > kLongSpinNs;
+    own.waited_ns.fetch_add(waited, std::memory_order_relaxed);
     return has_reached(other.arrived.load(std::memory_order_acquire), piece);
 }
 
@@ -222,12 +285,12 @@ bool Exchange::decide(uint32_t piece, bool gives_up) {
 }
 
 // State that we have arrived at the piece, and wait for all.
-Status Exchange::meet(uint32_t piece) {
+Status Exchange::meet(uint32_t piece, Ahead ahead) {
     ExchangeRank& own = of(rank_);
     own.arrived.store(piece);
     if (own.sleepers.load() != 0) wake_all(own.arrived);
     bool are_here = true;
-    for (int rank = 0; are_here && rank < size_; ++rank) are_here = wait_for(rank, piece);
+    for (int rank = 0; are_here && rank < size_; ++rank) are_here = wait_for(rank, piece, ahead);
     if (decide(piece, !are_here)) return Status::ok;
     last_reason = aborted();
     return Status::aborted;
@@ -243,7 +306,7 @@ void Exchange::close_all() {}
 void Exchange::abort(const std::string&) {}
 void Exchange::reset() {}
 bool Exchange::decide(uint32_t, bool) { return false; }
-Status Exchange::meet(uint32_t) { return Status::aborted; }
+Status Exchange::meet(uint32_t, Ahead) { return Status::aborted; }
 
 #endif
 
@@ -255,7 +318,7 @@ ExchangeRank& Exchange::of(int rank) const {
 }
 
 std::byte* Exchange::slot(int rank, uint32_t piece) const {
-    return memory_ + data_offset(size_) + (rank * 2 + (piece & 1)) * slot_bytes_;
+    return memory_ + data_offset(size_) + ((piece & 1) * size_ + rank) * slot_bytes_;
 }
 
 uint32_t Exchange::next_piece() const {
@@ -274,9 +337,34 @@ std::vector<uint64_t> Exchange::counts() const {
     return found;
 }
 
+std::vector<Waits> Exchange::waits() const {
+    std::vector<Waits> found;
+    for (int rank = 0; rank < size_; ++rank)
+        found.push_back({of(rank).waited_ns.load(), of(rank).sleeps.load()});
+    return found;
+}
+
+Ahead beginning_of(const PackedWeight& weight) {
+    int64_t bits = bits_of(weight.form);
+    if (weight.form == WeightForm::plain) bits = 8 * num_bytes(weight.type);
+    if (weight.form == WeightForm::int4) bits = 4;
+    const int64_t whole = weight.in * weight.out * bits / 8;
+    return {static_cast<const std::byte*>(weight.panels), std::min(whole, kAheadBytes)};
+}
+
+bool Ahead::fetch() {
+    if (num_bytes <= 0) return false;
+    for (int64_t at = 0; at < kLinesPerLook * kLine; at += kLine)
+        __builtin_prefetch(data + at, 0, 2);  // into the second level
+    data += kLinesPerLook * kLine;
+    num_bytes -= kLinesPerLook * kLine;
+    return true;
+}
+
 // A piece is whole rows where a slot holds one, else a part of a row.
 Status Exchange::gather(const std::byte* x, int64_t stride, int64_t row_bytes, int64_t num_rows,
-                        std::byte* out, Pool& pool) {
+                        std::byte* out, bool to_first, Pool& pool) {
+    const bool is_read = !to_first || rank_ == 0, is_written = !to_first || rank_ != 0;
     const int64_t width = std::min(row_bytes, slot_bytes_);
     const int64_t rows_each = width == 0 ? num_rows : std::max<int64_t>(1, slot_bytes_ / width);
     for (int64_t first = 0; first < num_rows; first += rows_each) {
@@ -291,18 +379,20 @@ Status Exchange::gather(const std::byte* x, int64_t stride, int64_t row_bytes, i
                 for (int64_t row = tile * tile_rows; row < end; ++row) copy(row);
             };
             std::byte* own = slot(rank_, piece);
-            parallel(pool, num_tiles, [&](int64_t tile, int) {
+            parallel(pool, is_written ? num_tiles : 0, [&](int64_t tile, int) {
                 each_row(tile, [&](int64_t row) {
                     std::memcpy(own + row * part, x + (first + row) * stride + at, part);
                 });
             });
             if (const Status status = meet(piece); status != Status::ok) return status;
-            parallel(pool, num_tiles * size_, [&](int64_t number, int) {
+            parallel(pool, is_read ? num_tiles * size_ : 0, [&](int64_t number, int) {
                 const auto rank = static_cast<int>(number % size_);
                 const std::byte* from = slot(rank, piece);
                 each_row(number / size_, [&](int64_t row) {
                     std::byte* to = out + ((first + row) * size_ + rank) * row_bytes + at;
-                    std::memcpy(to, from + row * part, part);
+                    const bool is_in_place = rank == rank_ && !is_written;
+                    const std::byte* own_row = x + (first + row) * stride + at;
+                    std::memcpy(to, is_in_place ? own_row : from + row * part, part);
                 });
             });
         }

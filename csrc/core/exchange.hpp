@@ -14,6 +14,26 @@ namespace quire {
 struct ExchangeHeader;
 struct ExchangeRank;
 
+// Memory that the next operation reads from its beginning on. A rank that waits for others has it
+// brought into the second-level cache meanwhile, so that the one that was faster here is faster
+// there, too, and is not the one that waits again.
+struct Ahead {
+    const std::byte* data = nullptr;
+    int64_t num_bytes = 0;
+
+    // Fetch a little; false if there is nothing left.
+    bool fetch();
+};
+
+// Of a product with this weight: about a cache of the second level.
+Ahead beginning_of(const PackedWeight& weight);
+
+// A rank's waits for others since the region was made.
+struct Waits {
+    uint64_t ns = 0;
+    uint64_t sleeps = 0;
+};
+
 // A region of memory for `size` ranks: a header, a line of counters for each rank, and two slots of
 // data for each. It is anonymous memory behind a file descriptor: processes get the descriptor by
 // inheritance or over a socket, no name exists, and the memory is freed with the last process that
@@ -24,14 +44,17 @@ struct ExchangeRank;
 // each piece is enough: who has arrived at n + 1 has read the slots of n, so at n + 2, when all have
 // arrived at n + 1, they may be filled again.
 //
-// Who waits spins for about 50 us and then sleeps in the kernel. It looks every 100 ms whether the
-// ranks that it waits for still exist: a rank holds a lock on a byte of the file, which the system
-// releases when the process ends. The first who finds one gone aborts the exchange for all.
+// Who waits spins for at most 200 us, or 50 us where the wait before was longer, and then sleeps in
+// the kernel. It looks every 100 ms whether the ranks that it waits for still exist: a rank holds a
+// lock on a byte of the file, which the system releases when the process ends. The first who finds
+// one gone aborts the exchange for all.
 //
 // Invariants:
 // - only rank r writes its counters and slots, apart from `reset`, which needs all to be outside;
 // - `arrived` of two ranks differ by one at most, until an abort;
 // - a piece comes to its end on every rank or on none, whenever an abort falls.
+//
+// The slots of a piece lie side by side, by rank.
 class Exchange {
    public:
     // The descriptor of a new region, closed on exec. Throws std::system_error, and everywhere but
@@ -46,6 +69,7 @@ class Exchange {
     Exchange(const Exchange&) = delete;
     Exchange& operator=(const Exchange&) = delete;
 
+    int rank() const { return rank_; }
     int size() const { return size_; }
     int64_t slot_bytes() const { return slot_bytes_; }
 
@@ -58,9 +82,25 @@ class Exchange {
     // Collectives that each rank has finished since the region was made.
     std::vector<uint64_t> counts() const;
 
-    // Rows of row_bytes, `stride` apart, of every rank -> out [num_rows, size, row_bytes].
+    std::vector<Waits> waits() const;  // of each rank
+
+    // Rows of row_bytes, `stride` apart, of every rank -> out [num_rows, size, row_bytes]. With
+    // to_first that is what rank 0 gets, and the `out` of others stays as it is.
     Status gather(const std::byte* x, int64_t stride, int64_t row_bytes, int64_t num_rows,
-                  std::byte* out, Pool& pool);
+                  std::byte* out, bool to_first, Pool& pool);
+    // Have `write` put this rank's part of some rows, at most capacity(row_bytes), into memory
+    // [rows, size, row_bytes], and when all ranks have, `read` see the whole of it.
+    template <class Write, class Read>
+    Status share(const Ahead& ahead, const Write& write, const Read& read) {
+        const uint32_t piece = next_piece();
+        write(slot(0, piece));
+        if (const Status status = meet(piece, ahead); status != Status::ok) return status;
+        read(slot(0, piece));
+        return Status::ok;
+    }
+    int64_t capacity(int64_t row_bytes) const { return slot_bytes_ / row_bytes; }
+    // A collective is over, which may be several pieces.
+    void finish();
     // The largest of the ranks' numbers, one by one; NaN where one has NaN.
     Status largest(const float* x, int64_t stride, int64_t count, float* out);
     // Bytes of rank 0 -> `data` of the others.
@@ -70,11 +110,10 @@ class Exchange {
     ExchangeRank& of(int rank) const;
     std::byte* slot(int rank, uint32_t piece) const;
     uint32_t next_piece() const;
-    Status meet(uint32_t piece);
-    bool wait_for(int rank, uint32_t piece);
+    Status meet(uint32_t piece, Ahead ahead = {});
+    bool wait_for(int rank, uint32_t piece, Ahead& ahead);
     bool decide(uint32_t piece, bool gives_up);
     bool is_gone(int rank) const;
-    void finish();
     void close_all();
 
     int rank_;
@@ -84,6 +123,7 @@ class Exchange {
     std::byte* memory_ = nullptr;
     size_t num_bytes_ = 0;
     ExchangeHeader* header_ = nullptr;
+    bool was_long_ = false;  // the last wait
 };
 
 // The collectives as entries of programs; T is the number of rows.
@@ -93,6 +133,7 @@ struct GatherArgs {
     int64_t stride;     // bytes
     int64_t row_bytes;
     void* out;
+    bool to_first;
 };
 
 struct LargestArgs {
@@ -101,6 +142,20 @@ struct LargestArgs {
     int64_t stride;  // numbers
     void* out;
 };
+
+// A product whose inputs the ranks have a part of each: the partial sums of all are written where
+// all can read them, and added there. `product` is a partial one, `sum` adds as many parts as there
+// are ranks; y of the one and parts of the other do not matter. A row fits into a slot.
+struct SharedProductArgs {
+    Exchange* exchange;
+    Kernel<LinearArgs> multiply;
+    Kernel<LinearTotalArgs> add;
+    LinearArgs product;
+    LinearTotalArgs sum;
+    Ahead ahead;
+};
+
+Status shared_product(const SharedProductArgs& args, int64_t tokens, Pool& pool);
 
 Status exchange_gather(const GatherArgs& args, int64_t tokens, Pool& pool);
 Status exchange_largest(const LargestArgs& args, int64_t tokens, Pool& pool);

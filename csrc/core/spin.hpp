@@ -21,11 +21,11 @@ inline void pause_core() {
 #endif
 }
 
-// Spin until `is_done`, for at most kSpin. False if the time ran out.
+// Spin until `is_done`, for at most `longest`. False if the time ran out.
 template <class Condition>
-bool spin_until(const Condition& is_done) {
+bool spin_until(const Condition& is_done, std::chrono::nanoseconds longest = kSpin) {
     if (is_done()) return true;
-    const auto end = std::chrono::steady_clock::now() + kSpin;
+    const auto end = std::chrono::steady_clock::now() + longest;
     do {
         for (int i = 0; i < kPausesPerLook; ++i) {
             pause_core();

@@ -53,7 +53,7 @@ class InprocGroup:
         self._exchange = exchange
         self.rank, self.size = rank, exchange.size
 
-    def gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def gather(self, x: Tensor, out: Tensor | None = None, *, to_first: bool = False) -> Tensor:
         return self._exchange.swap(self.rank, x, lambda parts: torch.stack(list(parts), 1, out=out))
 
     def largest(self, x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -49,7 +49,7 @@ class NetworkWorkers:
         self._reason = ""
         self.rank, self.size = self._group.rank, self._group.size
 
-    def gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def gather(self, x: Tensor, out: Tensor | None = None, *, to_first: bool = False) -> Tensor:
         return torch.stack(list(self._parts(x)), 1, out=out)
 
     def largest(self, x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.errors import LoadError
 from quire.hardware.native import find_native
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 2 << 20
 """A tensor that is larger goes through in pieces of so many bytes, which stay in the caches between
 being written and being read.
 """
@@ -64,6 +64,12 @@ class SharedExchange:
         """Collectives that each rank has finished since the exchange was opened."""
         return list(self._exchange.counts())
 
+    def waits(self) -> list[tuple[int, int]]:
+        """How long each rank has waited for others since the exchange was opened, in ns, and how
+        often it slept meanwhile.
+        """
+        return list(self._exchange.waits())
+
     def close(self) -> None:
         """Close the descriptor. The memory lives as long as a process has it."""
         if self._fd >= 0:
@@ -87,11 +93,13 @@ class SharedGroup:
         self._context = native.Context(native.Pool(1), native.best_level())
         self.rank, self.size = rank, int(self._exchange.size)
 
-    def gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def gather(self, x: Tensor, out: Tensor | None = None, *, to_first: bool = False) -> Tensor:
         if out is None or not out.is_contiguous():
-            found = self.gather(x, x.new_empty(len(x), self.size, *x.shape[1:]))
+            result = x.new_empty(len(x), self.size, *x.shape[1:])
+            found = self.gather(x, result, to_first=to_first)
             return found if out is None else out.copy_(found)
-        self.gather_by(self._context, x if has_dense_rows(x) else x.contiguous(), out)
+        x = x if has_dense_rows(x) else x.contiguous()
+        self.gather_by(self._context, x, out, to_first=to_first)
         return out
 
     def largest(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -120,15 +128,29 @@ class SharedGroup:
 
     # as calls of a native context, which computes or records them
 
-    def gather_by(self, context: Any, x: Tensor, out: Tensor) -> None:
+    def gather_by(self, context: Any, x: Tensor, out: Tensor, *, to_first: bool) -> None:
         """Gather x [T, *], with dense rows, into the dense `out`."""
         row_bytes = out[0, 0].nbytes if len(out) else 0
         stride = x.stride(0) * x.itemsize if x.dim() else 0
-        context.gather(self._exchange, len(x), x.data_ptr(), stride, row_bytes, out.data_ptr())
+        context.gather(
+            self._exchange, len(x), x.data_ptr(), stride, row_bytes, out.data_ptr(), to_first
+        )
 
     def largest_by(self, context: Any, x: Tensor, out: Tensor) -> None:
         """Find the largest numbers of x [T], fp32, for the dense `out`."""
         context.largest(self._exchange, len(x), x.data_ptr(), x.stride(0), out.data_ptr())
+
+
+    def has_room(self, width: int) -> bool:
+        """Whether `product_by` has room for rows of so many numbers."""
+        return 4 * width <= int(self._exchange.slot_bytes)
+
+    def product_by(self, context: Any, x: Tensor, weight: Any, *args: Any) -> None:
+        """Add up the workers' products with x [T, in]; the rest is native: the addresses of peaks,
+        whether sums are whole numbers and rows are rounded, scales and bias, type and y.
+        """
+        at = x.data_ptr(), x.stride(0)
+        context.shared_product(self._exchange, weight, len(x), *at, *args)
 
 
 def has_dense_rows(x: Tensor) -> bool:

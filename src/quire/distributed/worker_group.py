@@ -7,7 +7,7 @@ share memory (shared_group.py) or talk over a network (network_workers.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -31,9 +31,10 @@ class WorkerGroup(Protocol):
         """The number of workers."""
         ...
 
-    def gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def gather(self, x: Tensor, out: Tensor | None = None, *, to_first: bool = False) -> Tensor:
         """The workers' tensors [T, *] in the order of the ranks -> [T, size, *], the same on each;
-        `out`: where to write it.
+        `out`: where to write it. to_first: worker 0 alone reads it, and what others get may be
+        anything.
         """
         ...
 
@@ -52,6 +53,18 @@ class WorkerGroup(Protocol):
 
     def broadcast(self, x: Tensor) -> Tensor:
         """The tensor of rank 0, on every worker; it is not to be changed."""
+        ...
+
+
+@runtime_checkable
+class ProductGroup(Protocol):
+    """Workers that can add up the parts of a product where they write them."""
+
+    def product(self, x: Tensor, weight: Any, peaks: Tensor | None) -> Tensor | None:
+        """The sum of `linear_total` from the products of the workers' x [T, in] -> [T, out] in x's
+        type, with the bits that `linear_partial` and `gather` would give it. None: it is to be done
+        by these, on all workers.
+        """
         ...
 
 

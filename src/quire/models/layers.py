@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.distributed.worker_group import WorkerGroup
+from quire.distributed.worker_group import ProductGroup, WorkerGroup
 from quire.ops import Batch, GroupBatch, LinearWeight, NormWeight, Ops, RotaryTable
 
 Mixer = Callable[[Tensor, Tensor, Any, Any], Tensor]
@@ -171,15 +171,20 @@ class SharedProjection:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] of this worker -> [T, C], the same on every worker."""
-        peaks, parts = self.partial(x)
-        return self.ops.linear_total(parts, self.weight, peaks, x.dtype)
+        peaks = self.peaks(x)
+        if isinstance(self.group, ProductGroup):
+            whole = self.group.product(x, self.weight, peaks)
+            if whole is not None:
+                return whole
+        return self.ops.linear_total(self.parts(x, peaks), self.weight, peaks, x.dtype)
 
-    def partial(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The peaks of the whole rows, and the sums of all workers' parts [T, size, C]."""
-        ops, peaks = self.ops, None
-        if self.needs_peaks:
-            peaks = self.group.largest(ops.row_peaks(x))
-        return peaks, self.group.gather(ops.linear_partial(x, self.weight, peaks))
+    def peaks(self, x: Tensor) -> Tensor | None:
+        """Those of the whole rows, where the product needs them."""
+        return self.group.largest(self.ops.row_peaks(x)) if self.needs_peaks else None
+
+    def parts(self, x: Tensor, peaks: Tensor | None) -> Tensor:
+        """The sums of all workers' parts [T, size, C]."""
+        return self.group.gather(self.ops.linear_partial(x, self.weight, peaks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,11 @@ class CpuLinear:
     group: int = 0
     codes: CodeFacts | None = None
 
+    @property
+    def has_whole_sums(self) -> bool:
+        """Whether its partial sums are whole numbers, of int32."""
+        return self.form == "int8" and self.rounds_rows
+
     def plain_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Copies of its values as rows, in which nothing is packed: weight, weight_scale and bias.
         A weight in codes has its memory as it is.
@@ -454,7 +459,7 @@ class LinearOps:
     def linear_partial(self, x: Tensor, w: CpuLinear, peaks: Tensor | None = None) -> Tensor:
         """x [T, in] -> [T, out]."""
         sums = self._product(x, w, w.out_features, "partial", peaks=peaks)
-        return sums.view(torch.int32) if w.form == "int8" and w.rounds_rows else sums
+        return sums.view(torch.int32) if w.has_whole_sums else sums
 
     def linear_total(
         self,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire.distributed.shared_group import SharedGroup, has_dense_rows
 from quire.distributed.worker_group import WorkerGroup
+from quire.kernels.cpu.linear_ops import CpuLinear, address_of
 from quire.kernels.cpu.runtime import CpuRuntime
 
 
@@ -24,13 +26,13 @@ class RecordedGroup:
         self._group = group
         self.rank, self.size = group.rank, group.size
 
-    def gather(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def gather(self, x: Tensor, out: Tensor | None = None, *, to_first: bool = False) -> Tensor:
         if self._runtime.program is None:
-            return self._group.gather(x, out)
+            return self._group.gather(x, out, to_first=to_first)
         result = self._result(x, (self.size, *x.shape[1:]))
         # native calls of the exchange: the program need not come back to Python for it
         if isinstance(self._group, SharedGroup) and has_dense_rows(x):
-            self._group.gather_by(self._runtime.context, x, result)
+            self._group.gather_by(self._runtime.context, x, result, to_first=to_first)
             return result
         return self._record(self._group.gather, x, result)
 
@@ -42,6 +44,25 @@ class RecordedGroup:
             self._group.largest_by(self._runtime.context, x, result)
             return result
         return self._record(self._group.largest, x, result)
+
+    def product(self, x: Tensor, weight: Any, peaks: Tensor | None) -> Tensor | None:
+        runtime, group = self._runtime, self._group
+        if runtime.program is None or not isinstance(group, SharedGroup):
+            return None
+        if not isinstance(weight, CpuLinear) or not group.has_room(weight.out_features):
+            return None
+        assert not weight.gated and (peaks is not None or not weight.rounds_rows)
+        x = runtime.dense(x)
+        held = weight.panels, weight.scales, weight.bias, weight.order
+        runtime.keep(len(x), x, peaks, *held)
+        y = runtime.output((len(x), weight.out_features), x.dtype)
+        group.product_by(
+            *(runtime.context, x, weight.native, address_of(peaks)),
+            *(weight.has_whole_sums, weight.rounds_rows),
+            *map(address_of, (weight.scales, weight.bias)),
+            *(runtime.types[x.dtype], y.data_ptr()),
+        )
+        return y
 
     def apply(
         self, function: Callable[..., Tensor], inputs: Sequence[Tensor], width: int

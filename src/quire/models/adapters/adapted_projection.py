@@ -27,7 +27,8 @@ class AdaptedSharedProjection:
         if slots is None:
             return self.shared(x)
         group = self.shared.group
-        peaks, parts = self.shared.partial(x)
+        peaks = self.shared.peaks(x)
+        parts = self.shared.parts(x, peaks)
         factors = group.gather(self.shared.ops.lora_partial(x, self.bank, slots))
         inputs = [x, parts, factors, slots, *([] if peaks is None else [peaks])]
         return group.apply(self._total, inputs, parts.shape[-1])
