@@ -1,7 +1,9 @@
 """What does a model gain or lose that ranks share, beside one worker with as many threads?
 
 The time of a decoding step of one and of several requests, and of a prompt, each the median of
-rounds in turns: one worker with all threads, then `-tp` ranks that have a share of them each.
+rounds in turns: one worker with all threads, then `-tp` ranks that have a share of them each. Of
+the ranks' time also the parts that one worker does not have: how long a rank waits for the others
+and how often it sleeps meanwhile, and the processor's time of the core.
 
     PYTHONPATH=src python -m benchmarks.rank_speed --shape 0.6b
 """
@@ -52,10 +54,45 @@ def prompt_s(llm: LLM, num_tokens: int, salt: int) -> float:
 
 def measure(llm: LLM, args: argparse.Namespace, salt: int) -> dict[str, float]:
     """One round, in milliseconds."""
-    found = {f"decode_{rows}_ms": 1e3 * decode_step_s(llm, rows, args.steps) for rows in args.rows}
+    found = {}
+    for rows in args.rows:
+        # two prompts' steps are with them
+        lost = Losses(llm, args.steps + 2, f"decode_{rows}")
+        found[f"decode_{rows}_ms"] = 1e3 * decode_step_s(llm, rows, args.steps)
+        found |= lost.figures()
     for tokens in args.prompts:
+        lost = Losses(llm, 1, f"prompt_{tokens}")
         found[f"prompt_{tokens}_ms"] = 1e3 * prompt_s(llm, tokens, salt)
+        found |= lost.figures()
     return found
+
+
+class Losses:
+    """What ranks lose in some steps, from here to `figures`."""
+
+    def __init__(self, llm: LLM, num_steps: int, name: str) -> None:
+        self._executor = llm.llm_engine.model_executor
+        self._num_steps, self._name = num_steps, name
+        self._began = self._now()
+
+    def _now(self) -> list[float]:
+        """Waits and sleeps of all ranks, and the processor's seconds of this process."""
+        pairs = self._executor.waits() if hasattr(self._executor, "waits") else []
+        waits, sleeps = zip(*pairs, strict=True) if pairs else ((), ())
+        return [*waits, *sleeps, time.process_time()]
+
+    def figures(self) -> dict[str, float]:
+        """Of a step: milliseconds that a rank waits on average, its sleeps, the core's time."""
+        *passed, core_s = (b - a for a, b in zip(self._began, self._now(), strict=True))
+        if not passed:
+            return {}
+        half = len(passed) // 2
+        each = half * self._num_steps
+        return {
+            f"{self._name}_wait_ms": sum(passed[:half]) / 1e6 / each,
+            f"{self._name}_sleeps": sum(passed[half:]) / each,
+            f"{self._name}_core_ms": core_s * 1e3 / self._num_steps,
+        }
 
 
 def opened(folder: Path, ranks: int, args: argparse.Namespace) -> LLM:
@@ -98,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rounds[ranks].append(measure(llm, args, salt))
     figures = {"cpus": os.cpu_count(), "shape": args.shape, "ranks": args.ranks}
     missed = []
+    for key in (key for key in rounds[args.ranks][0] if key not in rounds[1][0]):
+        figures[f"ranks_{key}"] = round(median(each[key] for each in rounds[args.ranks]), 2)
     for key in rounds[1][0]:
         one, many = (median(each[key] for each in rounds[ranks]) for ranks in engines)
         figures |= {key: round(one, 1), f"ranks_{key}": round(many, 1)}

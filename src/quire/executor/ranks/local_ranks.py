@@ -54,6 +54,11 @@ class LocalRanks(RankProcesses):
             return [0] * self.mesh.world_size
         return [count for exchange in self._exchanges for count in exchange.counts()]
 
+    def waits(self) -> Sequence[tuple[int, int]]:
+        if not self._exchanges:
+            return super().waits()
+        return [each for exchange in self._exchanges for each in exchange.waits()]
+
     def reset(self) -> None:
         for exchange in self._exchanges:
             exchange.reset()

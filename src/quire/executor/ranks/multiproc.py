@@ -283,6 +283,10 @@ class MultiprocExecutor:
         if self._processes.ranks_rejoin:
             self._call_all(_SYNC, (), {}, {}, {})
 
+    def waits(self) -> Sequence[tuple[int, int]]:
+        """See `RankProcesses.waits`: what a profile of steps needs to know of the exchanges."""
+        return self._processes.waits()
+
     # calls
 
     def collective_rpc(
