@@ -140,7 +140,6 @@ class SharedGroup:
         """Find the largest numbers of x [T], fp32, for the dense `out`."""
         context.largest(self._exchange, len(x), x.data_ptr(), x.stride(0), out.data_ptr())
 
-
     def has_room(self, width: int) -> bool:
         """Whether `product_by` has room for rows of so many numbers."""
         return 4 * width <= int(self._exchange.slot_bytes)
