@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from quire.errors import InvalidParameter
 
-Init = TypeVar("Init")
-Update = TypeVar("Update")
 
-
-class WeightTransferEngine(Generic[Init, Update]):
+class WeightTransferEngine:
     """Receives weights for one worker. A class of one's own sets the two classes of information,
     which are dataclasses, and `receive_weights`, which gives what has come to
     `self.model.load_weights`, an iterable of pairs of a checkpoint's name and a tensor. The classes
-    may stand in brackets behind this base, too, for type checkers.
+    may stand in brackets behind this base, too, which says nothing more.
     """
 
-    init_info_cls: type[Init]
-    update_info_cls: type[Update]
+    init_info_cls: type[Any]
+    update_info_cls: type[Any]
     supports_draft_weight_update = False
     defers_processing = False
+
+    def __class_getitem__(cls, information: Any) -> type[Self]:
+        return cls
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         """`config` has the option's value; `vllm_config` is the plan; `model` the worker's."""
