@@ -97,7 +97,7 @@ async def generate_tokens(server: Server, request: Request) -> Response:
     """Continue token ids by token ids."""
     given = await server.read_for_model(request, TokensRequest)
     body = given.as_completion()
-    prompts = await completion_prompts(server, body)
+    prompts = await completion_prompts(server, body, default_max_tokens=None)  # what fits
     request.scope["state"][BODY_SLOT] = given
     name = RequestName.of(request, "", body.request_id)
     writer = _TokensWriter(server, body, name, prompts)
@@ -133,7 +133,7 @@ class _TokensWriter(ReplyWriter):
             logprobs = chat_logprobs(
                 completion.logprobs or [],
                 ids,
-                self._body.logprobs or 0,
+                self._body.logprobs or int(asked is None),  # 0 lists the sampled token alone
                 self.server.need_tokenizer(),
                 asked_ids=asked,
                 as_ids=True,

@@ -28,6 +28,22 @@ def test_ids_come_out_as_completions_have_them(scaled):
         assert all(len(entry["top_logprobs"]) == 1 for entry in entries)
 
 
+def test_what_fits_comes_where_no_limit_is_given(scaled):
+    ids = IDS * 1010
+    body = {"token_ids": ids, "sampling_params": {"temperature": 0.0, "ignore_eos": True}}
+    [choice] = scaled.post("/inference/v1/generate", body).json()["choices"]
+    assert len(choice["token_ids"]) == 4096 - len(ids) > 16
+
+
+def test_no_others_are_listed_beside_the_sampled_token(scaled):
+    sampling = {"max_tokens": 3, "temperature": 1.0, "seed": 3, "logprobs": 0}
+    body = {"token_ids": IDS, "sampling_params": sampling}
+    [choice] = scaled.post("/inference/v1/generate", body).json()["choices"]
+    for entry in choice["logprobs"]["content"]:
+        [listed] = entry["top_logprobs"]
+        assert (listed["token"], listed["logprob"]) == (entry["token"], entry["logprob"])
+
+
 @pytest.mark.parametrize(
     "fields, name",
     [

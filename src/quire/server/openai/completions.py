@@ -40,7 +40,9 @@ async def completions(server: Server, request: Request) -> Response:
     return await deliver(server, request, body, name, prompts, reply)
 
 
-async def completion_prompts(server: Server, body: CompletionRequest) -> list[Prompt]:
+async def completion_prompts(
+    server: Server, body: CompletionRequest, default_max_tokens: int | None = DEFAULT_MAX_TOKENS
+) -> list[Prompt]:
     """The prompts of a request, with their parameters. Raises RequestError or Refusal."""
     body.check()
     given = body.prompts(server.limits.completions)
@@ -48,7 +50,9 @@ async def completion_prompts(server: Server, body: CompletionRequest) -> list[Pr
     special = body.add_special_tokens is not False
     prompts: list[Prompt] = []
     for ids, media in await given_embeds(server, body):
-        prompts.append(Prompt(None, ids, _params(server, body, len(ids)), media))
+        prompts.append(
+            Prompt(None, ids, _params(server, body, len(ids), default_max_tokens), media)
+        )
     for prompt in given:
         if prompts:
             await asyncio.sleep(0)  # many short texts take as long as one that is not
@@ -56,14 +60,16 @@ async def completion_prompts(server: Server, body: CompletionRequest) -> list[Pr
             server, prompt, body, add_special_tokens=special, limit=server.limits.max_model_len
         )
         text = prompt if isinstance(prompt, str) else None
-        prompts.append(Prompt(text, ids, _params(server, body, len(ids))))
+        prompts.append(Prompt(text, ids, _params(server, body, len(ids), default_max_tokens)))
     return prompts
 
 
-def _params(server: Server, body: CompletionRequest, prompt_len: int) -> SamplingParams:
+def _params(
+    server: Server, body: CompletionRequest, prompt_len: int, default: int | None
+) -> SamplingParams:
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     given = getattr(body, name)
-    asked = DEFAULT_MAX_TOKENS if given is None else given
+    asked = default if given is None else given
     # the engine draws at least one token, which the reply leaves out
     asked = 1 if _is_only_echo(body) else asked
     budget = output_budget(
