@@ -6,6 +6,7 @@ The signal TERM ends a file with all that it has started.
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import signal
@@ -43,6 +44,37 @@ servers = sys.modules["tests.utils"].RemoteVLLMServer
 servers._pre_download_model = lambda self, model, args: None
 for kind in (servers, *servers.__subclasses__()):
     kind._get_process_termination_timeout = lambda self: 15.0
+
+in_a_fork = sys.modules["tests.utils"].fork_new_process_for_each_test
+SKIPPED = "SKIPPED IN A FORK: "
+
+
+def skip_in_a_fork(test):
+    """Their decorator of tests that run in a fork, with a skip told: theirs makes it a pass."""
+
+    @functools.wraps(test)
+    def told(*args, **options):
+        try:
+            test(*args, **options)
+        except pytest.skip.Exception as skipped:
+            raise RuntimeError(f"{SKIPPED}{skipped}") from None
+
+    forked = in_a_fork(told)
+
+    @functools.wraps(test)
+    def run_or_skip(*args, **options):
+        try:
+            forked(*args, **options)
+        except RuntimeError as error:
+            found, why = str(error).partition(SKIPPED)[1:]
+            if not found:
+                raise
+            pytest.skip(why)
+
+    return run_or_skip
+
+
+sys.modules["tests.utils"].fork_new_process_for_each_test = skip_in_a_fork
 
 # Their servers have the routes of administration by a variable; here a flag and a key open them,
 # and a client that is told of no key has it from a file that NETRC names.
