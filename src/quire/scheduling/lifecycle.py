@@ -131,7 +131,7 @@ class Lifecycle:
         self.connections = (
             None if connection is None else ConnectedRequests(connection, self.memory)
         )
-        self.tokens = TokenBudget(config, self.lane, self.requests)
+        self.tokens = TokenBudget(config, self.lane, self.requests, self.rows.count)
         self.blocks = BlockBudget(self.memory, self.chunked)
         self.adapters: SlotAllocator | None = None
         if config.num_adapter_slots:

@@ -98,10 +98,13 @@ attention no more time each than 32.
 class TokenBudget:
     """The tokens of the step that is being planned. Each member of the decode lane takes one;
     drafts get what is left at the end. While streams wait for the step, its prompts also have an
-    allowance.
+    allowance. Where requests run in micro-batches, a step has its share of them.
     """
 
-    def __init__(self, config: SchedulerConfig, lane: DecodeLane, requests: Sized) -> None:
+    def __init__(
+        self, config: SchedulerConfig, lane: DecodeLane, requests: Sized, num_rows: int
+    ) -> None:
+        """`num_rows`: the most requests that run."""
         self.limit = config.steps.max_num_batched_tokens
         self._cap = (
             config.steps.long_prefill_token_threshold if config.steps.enable_chunked_prefill else 0
@@ -117,12 +120,20 @@ class TokenBudget:
         """The part of the allowance that is used."""
         self._max_drafts = self.limit if config.max_drafts is None else config.max_drafts
         self._num_drafts = 0
+        self._micro_batches, self._num_rows = config.micro_batches, num_rows
+        self._share = self._num_rows
+        """Most requests outside the lane that the step may have."""
 
     def begin(self, allowance: PromptAllowance | None = None) -> None:
         """Start the budget of a new step; `allowance` is that of its prompts (None: there is
         none).
         """
         self.allowance, self._used = allowance, 0.0
+        if self._micro_batches > 1:
+            # of all that may run, in flight or not: else the first step would take every request,
+            # and the other stages would have nothing to do meanwhile
+            runnable = min(len(self._requests), self._num_rows)
+            self._share = -(-runnable // self._micro_batches)
         if self._taken:
             self._taken = {}
             self._num_taken = self._num_drafts = 0
@@ -140,12 +151,20 @@ class TokenBudget:
     @property
     def is_exhausted(self) -> bool:
         used_up = self.allowance is not None and self._used >= self.allowance.tokens
-        return self.left == 0 or (used_up and self._used > 0)
+        return self.left == 0 or (used_up and self._used > 0) or self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the step has its share of the requests."""
+        return len(self._taken) >= self._share
 
     def offer(self, request: Request, want: int) -> int:
-        """Within the budget, the allowance and, where another request exists, the cap for long
-        prompts; all or nothing where a prompt, or what stands next in it, may not be split.
+        """Within the budget, the allowance, the share of requests and, where another request
+        exists, the cap for long prompts; all or nothing where a prompt, or what stands next in it,
+        may not be split.
         """
+        if self._is_full:
+            return 0
         left = self.left
         least = 1
         if request.is_whole:

@@ -313,6 +313,9 @@ class Scheduler:
         for request in sorted(self.chunked, key=self.policy):
             if request.state is not State.RUNNING:
                 continue  # preempted for an earlier one
+            # stages would wait for each other's chunks of one prompt: they get those of several
+            if self.config.micro_batches > 1 and self._is_in_flight(request):
+                continue
             missing = request.num_tokens - request.num_computed_tokens
             computed = request.num_computed_tokens
             count = self._life.tokens.offer(request, missing) if missing > 0 else 0
@@ -331,6 +334,10 @@ class Scheduler:
                 break
             end = request.end_of_chunk(computed, computed + min(count, fitting))
             self._plan_chunk(step, request, end - computed, max(0, fitting - count))
+
+    def _is_in_flight(self, request: Request) -> bool:
+        """Whether the result of a step with this request is to come."""
+        return any(request.handle in step.chunks for step in self.in_flight)
 
     def _admit(self, step: InFlightStep, now: float) -> None:
         """Move waiting requests into rows while every resource grants them something."""

@@ -62,7 +62,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     whose LoRA adapter has none of the slots is passed over at most `max_adapter_passes` times
     before a slot is drained for it. `encoder_rows`: how many rows encoders make in a step, and how
     many are kept (0: there are no encoders); `defers_encodings`: they are there once
-    `Scheduler.end_encodings` says so.
+    `Scheduler.end_encodings` says so. `micro_batches`: equal parts of the requests, of which a step
+    has one, so that as many steps in flight find work.
     """
 
     steps: StepsPlan
@@ -80,6 +81,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_adapter_passes: int = 64
     encoder_rows: int = 0
     defers_encodings: bool = False
+    micro_batches: int = 1
 
 
 class Pause(enum.IntEnum):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import torch
 
@@ -105,11 +106,6 @@ class StageRunner(ModelRunner):
         self._prepared = plan.step_id
 
 
-def ids_in(output: StageOutput) -> list[int]:
-    """The ids that a stage has read, which are its hidden states."""
-    return [] if output.states is None else output.states.last.tolist()
-
-
 class Stage:
     """An earlier stage as a worker."""
 
@@ -119,7 +115,9 @@ class Stage:
     def launch(self, plan: StepPlan, before: StageOutput | None, tokens: list[NewTokens]) -> Any:
         """Check that stages agree, and run the step."""
         step = self.model_runner.launch(plan, None, tokens)
-        assert before is None or ids_in(before) == ids_in(step.stage_output), "stages differ"
+        own = step.stage_output.states
+        if before is not None and before.states is not None:
+            assert own is not None and torch.equal(before.states.last, own.last), "stages differ"
         return step
 
 
@@ -129,12 +127,11 @@ class LastStage:
     def __init__(self, runner: HashRunner) -> None:
         self.runner = runner
 
-    def launch(
-        self, plan: StepPlan, before: StageOutput | None, tokens: list[NewTokens]
-    ) -> LastStep:
+    def launch(self, plan: StepPlan, before: StageOutput, tokens: list[NewTokens]) -> LastStep:
         """Check the ids that the stages before have read, and run the step."""
         assert not tokens, "it has drawn them itself"
-        return LastStep(self.runner, plan, [] if before is None else ids_in(before))
+        ids = [] if before.states is None else before.states.last.tolist()
+        return LastStep(self.runner, plan, ids)
 
 
 class LastStep:
@@ -152,11 +149,7 @@ class LastStep:
         self._output = RunnerOutput(result)
         self._has_tokens = plan.num_tokens > 0
         self.moves_rows = runner.has_drafts and self._has_tokens
-
-    @property
-    def stage_output(self) -> StageOutput:
-        """Nothing: no stage comes after it."""
-        return StageOutput(None)
+        self.stage_output = StageOutput(None)
 
     def compute(self, mask: Any) -> None:
         """It has."""
@@ -179,6 +172,8 @@ class StagedTrace(Trace):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.tier = None
+        self.num_stages = max(2, self.depth)
+        self.config = msgspec.structs.replace(self.config, micro_batches=self.num_stages)
         self.scheduler = type(self.scheduler)(self.config)
         assert self.scheduler.adapters is not None
         self.slots = self.host._slots = self.scheduler.adapters
@@ -187,7 +182,6 @@ class StagedTrace(Trace):
             None if group.kind == "state" else group.block_size or config.key_size
             for group in config.groups
         ]
-        self.num_stages = max(2, self.depth)
         stages = [Stage(StageRunner(config, sizes)) for _ in range(self.num_stages - 1)]
         workers = cast(list[Worker], [*stages, LastStage(self.runner)])
         self.executor = StagedExecutor(workers)

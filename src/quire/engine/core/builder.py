@@ -99,6 +99,7 @@ def core_parts(
             max_drafts=None if plan.speculation is None else plan.speculation.max_drafts,
             reports_drafts=plan.sampling.draft_reports != "none",
             encoder_rows=facts.media.num_rows,
+            micro_batches=plan.parallel.mesh.pp,
         ),
         tier=index,
         connection=connection,
