@@ -72,8 +72,8 @@ ALIVE_S = 10.0
 """A core whose loop has not reported for this long is not alive."""
 STALL_S = 10.0
 """An event loop that is blocked for this long is logged with the stacks of all threads."""
-_START_POLL_S = 0.02
-"""Interval of looking for a core that has started, in seconds."""
+_START_POLL_S = 0.1
+"""Interval of looking for a core that has started, in seconds. Requests need no such look."""
 SLICE_ROWS = 256
 """The output handler yields to consumers after this many rows: about a millisecond of work."""
 
