@@ -66,14 +66,16 @@ def rounding(module: Any, ids: list[int], mine: list[float]) -> float:
     return float((torch.tensor(mine) - theirs).abs().max())
 
 
-def started_anew(folder: Path, module: Any, base: Path) -> tuple[list[int], list[float]]:
+def started_anew(
+    folder: Path, module: Any, base: Path, dtype: str = "auto"
+) -> tuple[list[int], list[float]]:
     """The same of an engine that is started with the module's weights."""
     from vllm import LLM, SamplingParams
 
     module.save_pretrained(base)
     for file in folder.glob("*token*"):
         (base / file.name).write_bytes(file.read_bytes())
-    llm = LLM(str(base), max_model_len=64, kv_cache_memory_bytes=1 << 24)
+    llm = LLM(str(base), max_model_len=64, kv_cache_memory_bytes=1 << 24, dtype=dtype)
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0)
     [output] = llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)
     [completion] = output.outputs

@@ -1,13 +1,14 @@
 """The time of a weight update beside that of a copy: python update_speed.py [SHAPE [BACKEND ...]].
 
 An engine of SHAPE (0.6b) in a process of its own gets all its weights five times, in bfloat16 and
-rounded to int8, by shared memory and by a process group of gloo; this process is the trainer. Of
-shared memory "in place" is that of a trainer whose own tensors lie there. A line is the best of
-five: seconds of start, update and finish, of copying the same bytes once within this process (by
-torch, in two threads), their ratio, the seconds from the end of the update to the next token, by
-how much the memory of the engine's core was higher during updates than before, and the bytes of two
-layers. Those of gloo also have the seconds in which it brings the same tensors to another process
-that does nothing with them. The last line is JSON.
+rounded to int8, by shared memory and by a process group; this process is the trainer. Of shared
+memory "in place" is that of a trainer whose own tensors lie there; "nccl, gloo" is the group as if
+the trainer were on another host. A line is the best of five: seconds of start, update and finish,
+of copying the same bytes once within this process (by torch, in two threads), their ratio, the
+seconds from the end of the update to the next token, by how much the private memory of the engine's
+core was higher during updates than before, the bytes of two layers, and the processors' seconds of
+an update, of the trainer and of the core. Those of a group also have the seconds in which it brings
+the same tensors to another process that does nothing with them. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from safetensors import safe_open
 
 from quire import LLM, SamplingParams
+from quire.distributed import host_broadcasts
 from quire.distributed.named_tensors import TensorMeta, bytes_of
 from quire.distributed.shared_buffer import SharedBuffer, aligned
 from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
@@ -40,7 +42,7 @@ from quire.trainers.senders import (
 
 TIMES = 5
 BUFFER_BYTES = 16 << 20
-BACKENDS = ("ipc, in place", "ipc", "nccl")
+BACKENDS = ("ipc, in place", "ipc", "nccl", "nccl, gloo")
 
 
 class FileSource:
@@ -106,6 +108,12 @@ class PeakMemory:
         return self.peak - self.start
 
 
+def processor_s(pid: int) -> float:
+    """Seconds that processors have worked for a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def copy_s(source: FileSource) -> float:
     """Seconds of copying the bytes once, into memory that is there."""
     pairs = [(tensor, torch.empty_like(tensor).zero_()) for _, tensor in source]
@@ -128,7 +136,10 @@ def free_port() -> int:
 RECEIVER = """
 import sys
 import torch
+from quire.distributed import host_broadcasts
 from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
+if len(sys.argv) > 5:
+    host_broadcasts.host_id = lambda: b"another"
 torch.set_num_threads(1)
 group = StatelessProcessGroup.create("127.0.0.1", int(sys.argv[1]), 1, 2)
 communicator = PyNcclCommunicator(group, "cpu")
@@ -142,10 +153,10 @@ for _ in range(int(sys.argv[4])):
 """
 
 
-def gloo_s(source: FileSource) -> float:
-    """Seconds in which gloo brings the tensors to another process, into memory that is there."""
+def group_s(source: FileSource, is_far: bool) -> float:
+    """Seconds in which a group brings the tensors to another process, into memory that is there."""
     port, sizes = free_port(), [tensor.nbytes for _, tensor in source]
-    given = [str(port), str(max(sizes)), ",".join(map(str, sizes)), str(TIMES)]
+    given = [str(port), str(max(sizes)), ",".join(map(str, sizes)), str(TIMES), *["far"] * is_far]
     other = subprocess.Popen([sys.executable, "-c", RECEIVER, *given])
     group = StatelessProcessGroup.create("127.0.0.1", port, 0, 2)
     communicator = PyNcclCommunicator(group, "cpu")
@@ -167,7 +178,7 @@ def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, A
     llm = LLM(
         str(folder), skip_tokenizer_init=True, max_model_len=256, kv_cache_memory_bytes=1 << 26,
         quantization=quantization, weight_transfer_config={"backend": backend.split(",")[0]},
-        packed_weights_gib=0,
+        packed_weights_gib=0, enable_multiprocessing=True,
     )  # fmt: skip
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     llm.generate({"prompt_token_ids": [1, 2, 3]}, params, use_tqdm=False)
@@ -175,7 +186,10 @@ def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, A
     buffer = None
     if backend.endswith("in place"):
         info, buffer = IPCTrainerInitInfo(packed=False), source.share()
-    if backend == "nccl":
+    is_group, is_far = backend.startswith("nccl"), backend.endswith("gloo")
+    if is_far:
+        host_broadcasts.host_id = lambda: b"here"
+    if is_group:
         info = NCCLTrainerInitInfo("127.0.0.1", free_port(), 2)
     sender = WeightTransferTrainerFactory.trainer_init(
         info, client=LocalWeightSyncClient(llm), source=source
@@ -184,10 +198,14 @@ def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, A
     [pid] = {status.pid for status in [llm.llm_engine.front_end.client.core_status(0)]}
     memory = PeakMemory(pid)
     update_s = first_token_s = float("inf")
+    busy = [0.0, 0.0]
     for turn in range(TIMES):
+        busy_before = [processor_s(each) for each in (os.getpid(), pid)]
         began = time.perf_counter()
         sender.send_weights(f"turn {turn}")
         ended = time.perf_counter()
+        for i, before in enumerate(busy_before):
+            busy[i] += (processor_s((os.getpid(), pid)[i]) - before) / TIMES
         llm.generate({"prompt_token_ids": [turn + 5, 2, 3]}, params, use_tqdm=False)
         update_s = min(update_s, ended - began)
         first_token_s = min(first_token_s, time.perf_counter() - ended)
@@ -202,10 +220,11 @@ def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, A
         "MB": source.nbytes // 10**6, "update_s": round(update_s, 3), "copy_s": round(copied_s, 3),
         "copy/update": round(copied_s / update_s, 2), "first_token_s": round(first_token_s, 3),
         "extra_MB": round(extra / 1e6), "two_layers_MB": round(2 * layer / 1e6),
+        "trainer_cpu_s": round(busy[0], 2), "core_cpu_s": round(busy[1], 2),
     }  # fmt: skip
-    if backend == "nccl":
-        alone_s = gloo_s(source)
-        line |= {"gloo_s": round(alone_s, 3), "gloo/update": round(alone_s / update_s, 2)}
+    if is_group:
+        alone_s = group_s(source, is_far)
+        line |= {"group_s": round(alone_s, 3), "group/update": round(alone_s / update_s, 2)}
     return line
 
 

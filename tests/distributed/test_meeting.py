@@ -68,7 +68,7 @@ def test_processes_of_one_host_share_memory_and_those_of_several_a_network(monke
         return type(opened.group), found.tolist(), again.tolist()
 
     assert on_all(work, 3) == [(SharedGroup, [[7, 8, 9]], [5])] * 3
-    monkeypatch.setattr(module, "_host_id", lambda: threading.current_thread().name.encode())
+    monkeypatch.setattr(module, "host_id", lambda: threading.current_thread().name.encode())
     assert on_all(work, 3) == [(NetworkWorkers, [[7, 8, 9]], [5])] * 3
 
 

@@ -1,5 +1,6 @@
 """A module of transformers whose weights go to an engine, step after step, by every way."""
 
+import secrets
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
+from quire.distributed import host_broadcasts
 from quire.distributed.shared_buffer import SharedBuffer
 from quire.errors import InvalidParameter, LoadError, WeightUpdateError
 from quire.testing import make_checkpoint
@@ -134,6 +136,45 @@ def test_a_group_goes_on_after_a_tensor_that_did_not_fit(folder, module):
     first.data = kept
     sender.send_weights()
     check(llm, module)
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_what_the_engine_refuses_reaches_the_sender_at_once(folder, module, is_near, monkeypatch):
+    """Whether the engine does not come to the group, or does not take what was announced."""
+    if not is_near:  # by gloo, as between hosts
+        monkeypatch.setattr(host_broadcasts, "host_id", lambda: secrets.token_bytes(8))
+    llm = opened(folder, "nccl")
+    info = NCCLTrainerInitInfo("127.0.0.1", free_port(), 2)
+    client, source = LocalWeightSyncClient(llm), ModuleSource(module)
+    llm.start_weight_update()
+    with pytest.raises(WeightUpdateError, match="A trainer is updating the weights"):
+        WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+    llm.collective_rpc("reload_weights")
+    sender = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+    sender.send_weights("one")
+    group, communicator = sender._communicator.group, sender._communicator
+
+    def refuse():
+        raise WeightUpdateError("No update is under way")
+
+    with pytest.raises(WeightUpdateError, match="No update is under way"):
+        while_engine(refuse, lambda: group.meet("nowhere"), group.give_up)
+    with pytest.raises(WeightUpdateError, match="No update is under way"):
+        most = torch.zeros(1 << 20)
+        while_engine(
+            refuse,
+            lambda: [communicator.broadcast(most, 0) for _ in range(99)],
+            communicator.give_up,
+        )
+    with pytest.raises(WeightUpdateError, match="make another"):
+        sender.send_weights("two")
+    sender.shutdown()
+    again = WeightTransferTrainerFactory.trainer_init(
+        NCCLTrainerInitInfo("127.0.0.1", free_port(), 2), client=client, source=source
+    )
+    again.send_weights("three")
+    assert check(llm, module).weight_versions == [(0, 6, "three")]
+    again.shutdown()
 
 
 class ActorDied(Exception):

@@ -134,7 +134,10 @@ class Meeting:
         """
         if device != "cpu":
             return OpenedGroup(NetworkWorkers(self._open_nccl), None)
-        if len(set(self.exchange(_host_id()))) == 1:
+        native, _ = find_native()
+        # one of them without native code cannot share
+        own = host_id() if native is not None else secrets.token_bytes(16)
+        if len(set(self.exchange(own))) == 1:
             return self._share_memory()
         return OpenedGroup(NetworkWorkers(self.open_gloo), None)
 
@@ -221,16 +224,15 @@ def prefixed(name: str, store: Store) -> Store:
     return found
 
 
-def _host_id() -> bytes:
-    """Equal for processes that can share memory: they are on one kernel and in one network, and
-    have native code.
+def host_id() -> bytes:
+    """Equal for processes that can share memory: they are of one user, on one kernel and in one
+    network.
     """
-    native, _ = find_native()
     parts = [socket.gethostname(), str(os.getuid())]
     for read in (_boot_id, _network):
         with contextlib.suppress(OSError):
             parts.append(read())
-    if native is None or not hasattr(os, "memfd_create"):
+    if not hasattr(os, "memfd_create"):
         parts.append(secrets.token_hex())
     return "/".join(parts).encode()
 

@@ -4,7 +4,6 @@ one of this host for a descriptor of memory.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import secrets
@@ -100,21 +99,28 @@ def listening_here() -> Iterator[tuple[socket.socket, bytes]]:
         yield listener, name
 
 
-def send_descriptor(listener: socket.socket, fd: int, timeout_s: float) -> None:
-    """Send a descriptor to the next process of this user that connects. Raises PeersLost."""
+def accept_user(listener: socket.socket, timeout_s: float) -> socket.socket:
+    """The next process of this user that connects; others are sent away. Raises PeersLost."""
     listener.settimeout(timeout_s)
     while True:
         try:
             found, _ = listener.accept()
         except OSError as error:
             raise PeersLost(f"Another one of the group did not come: {error}") from error
-        with found, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
             told = found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             _, uid, _ = _CREDENTIALS.unpack(told)
             if uid == os.getuid():
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
-                found.sendmsg([b"\0"], [rights])
-                return
+                return found
+        found.close()
+
+
+def send_descriptor(listener: socket.socket, fd: int, timeout_s: float) -> None:
+    """Send a descriptor to the next process of this user that connects. Raises PeersLost."""
+    while True:
+        with accept_user(listener, timeout_s) as found, contextlib.suppress(OSError):
+            socket.send_fds(found, [b"\0"], [fd])
+            return
 
 
 def receive_descriptor(name: bytes, timeout_s: float) -> int:

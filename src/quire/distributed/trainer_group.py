@@ -1,12 +1,14 @@
 """A group of a trainer's processes and an engine's workers, which is not torch's one per process:
 what vLLM calls `StatelessProcessGroup` and `PyNcclCommunicator`.
 
-The first process serves a store at an address that all know; tensors go by gloo, or by NCCL where
-they are in a GPU's memory. Nothing that comes is unpickled.
+The first process serves a store at an address that all know; tensors go by NCCL where they are in
+a GPU's memory, else by gloo, and those of the first process through shared memory where all are on
+one host. Nothing that comes is unpickled.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,12 +17,15 @@ import msgspec
 import torch
 from torch import Tensor, distributed
 
+from quire.distributed.host_broadcasts import HostReceiver, HostSender, open_side
+from quire.distributed.meeting import Meeting, prefixed
 from quire.distributed.peer_sockets import address_towards
 from quire.encodable import to_msgpack
-from quire.errors import InvalidParameter, WeightUpdateError
+from quire.errors import InvalidParameter, PeersLost, WeightUpdateError
 
 TIMEOUT_S = 240.0
 """Seconds that a process waits for the others: fewer than a front end waits for its core's turn."""
+_LOOK_S = 0.01
 
 
 class StatelessProcessGroup:
@@ -34,6 +39,7 @@ class StatelessProcessGroup:
         self.hostname = hostname
         self._count = 0
         self._num_barriers = 0
+        self._has_given_up = False
         self.num_communicators = 0
 
     @classmethod
@@ -92,6 +98,30 @@ class StatelessProcessGroup:
             for end in ("", "/done"):
                 self.store.delete_key(f"barrier/{self._num_barriers - 1}{end}")
 
+    def meet(self, name: str) -> None:
+        """Wait until all processes have come to this place, which they come to once. Raises
+        WeightUpdateError if some do not come, and when another thread of this one has given up.
+        """
+        until = time.monotonic() + TIMEOUT_S
+        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
+        try:
+            self.store.set(keys[self.rank], b"")
+            # a wait of the store's own cannot be ended
+            while not self.store.check(keys):
+                if self._has_given_up or time.monotonic() > until:
+                    raise WeightUpdateError("The other processes of the group did not come.")
+                time.sleep(_LOOK_S)
+        except RuntimeError as error:
+            raise WeightUpdateError(f"Another process of the group is gone: {error}") from error
+
+    def give_up(self) -> None:
+        """End the wait of a thread that meets the others."""
+        self._has_given_up = True
+
+    def leave(self) -> None:
+        """Leave the group, whose port is free when the first process has left."""
+        self.store = None
+
     def _next(self) -> int:
         self._count += 1
         return self._count
@@ -121,14 +151,24 @@ class PyNcclCommunicator:
         found = torch.device(f"cuda:{device}" if isinstance(device, int) else device)
         self.device = found if torch.cuda.is_available() else torch.device("cpu")
         self.available, self.disabled = True, self.world_size == 1
+        self._is_given_up = False
         if self.disabled:
             return
         group.num_communicators += 1
-        store = distributed.PrefixStore(f"group/{group.num_communicators}", group.store)  # type: ignore[attr-defined]
-        make = self._nccl if self.device.type == "cuda" else self._gloo
+        name = f"group/{group.num_communicators}"
+        group.meet(f"{name}/here")
+        store = prefixed(name, group.store)
+        self._host: HostSender | HostReceiver | None = None
         try:
-            self._group: Any = make(store)
-        except RuntimeError as error:
+            if self.device.type == "cuda":
+                self._group: Any = self._nccl(store)
+            else:
+                self._group = self._gloo(store)
+                meeting = Meeting(
+                    prefixed("host", store), self.rank, self.world_size, timeout_s=TIMEOUT_S
+                )
+                self._host = open_side(meeting, TIMEOUT_S)
+        except (RuntimeError, PeersLost) as error:
             text = f"The other processes of the group did not come: {error}"
             raise WeightUpdateError(text) from error
         BroadcastWork(_with_others(self._group.barrier)).wait()
@@ -138,10 +178,19 @@ class PyNcclCommunicator:
         self.start_broadcast(tensor, src).wait()
 
     def start_broadcast(self, tensor: Tensor, src: int) -> BroadcastWork:
-        """Begin a broadcast without waiting: those that have begun go on one after the other. The
-        tensor stays as it is, and its memory where it is, until `wait`.
+        """Begin a broadcast; where the group is not on one host, without waiting: those that have
+        begun go on one after the other. The tensor stays as it is, and its memory where it is,
+        until `wait`.
         """
         if self.disabled or not tensor.numel():
+            return BroadcastWork(None)
+        self.check()
+        if self._host is not None and src == 0:
+            data = _flat_bytes(tensor)
+            if isinstance(self._host, HostSender):
+                self._host.send(data)
+            else:
+                self._host.receive(data)
             return BroadcastWork(None)
         options: Any = distributed.BroadcastOptions()  # type: ignore[attr-defined]
         options.rootRank = src
@@ -165,10 +214,38 @@ class PyNcclCommunicator:
         """Receive one from it, in place."""
         self._one(tensor, lambda data: self._group.recv([data], src, 0))
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether what the first process broadcasts comes through memory of the host."""
+        return not self.disabled and self._host is not None
+
+    @property
+    def lender(self) -> HostReceiver | None:
+        """Reads what the first process broadcasts in its place; None: this one sends it, or it does
+        not come through memory of the host.
+        """
+        return self._host if not self.disabled and isinstance(self._host, HostReceiver) else None
+
     def destroy(self) -> None:
         """Leave the group."""
+        if not self.disabled and self._host is not None:
+            self._host.close()
         self.disabled = True
-        self._group = None
+        if not self._is_given_up:  # else its end would wait for what a thread has begun
+            self._group = None
+
+    def check(self) -> None:
+        """Raise WeightUpdateError where the group was given up."""
+        if self._is_given_up:
+            raise WeightUpdateError("The group was given up when a broadcast failed: make another.")
+
+    def give_up(self) -> None:
+        """Others do not take part in what another thread has begun. Nothing is broadcast any more,
+        as it would be taken for the rest of that.
+        """
+        self._is_given_up = True
+        if not self.disabled and self._host is not None:
+            self._host.close()
 
     def _one(self, tensor: Tensor, start: Callable[[Tensor], Any], as_bytes: bool = True) -> None:
         if self.disabled or not tensor.numel():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
@@ -31,7 +32,8 @@ MOST_FRAMES = 1024
 """Frames that a message may have; further arrays are part of the first one."""
 
 _ARRAY = 3
-"""The MessagePack extension code of an array."""
+_TORCH_TYPE = 5
+"""The MessagePack extension codes of an array, and of a type of torch, which goes by its name."""
 
 _DTYPES = frozenset(
     np.dtype(name).str
@@ -78,6 +80,9 @@ class MessageEncoder:
             return msgspec.msgpack.Ext(_ARRAY, self._header(value))
         if isinstance(value, np.generic):
             return value.item()
+        if type(value).__module__ == "torch" and type(value).__qualname__ == "dtype":
+            name = str(value).removeprefix("torch.")
+            return msgspec.msgpack.Ext(_TORCH_TYPE, name.encode())
         if callable(value) and not isinstance(value, type):
             return msgspec.msgpack.Ext(FUNCTION, pack_function(value))
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -128,6 +133,8 @@ class MessageDecoder(Generic[T]):
     def _extension(self, code: int, data: memoryview) -> object:
         if code == FUNCTION and self._takes_functions:
             return unpack_function(bytes(data))
+        if code == _TORCH_TYPE:
+            return _torch_type(bytes(data))
         if code != _ARRAY:
             raise BadMessage(f"unknown extension {code}")
         return self._array(data)
@@ -152,6 +159,14 @@ class MessageDecoder(Generic[T]):
         if not 1 <= place < len(self._frames):
             raise BadMessage(f"an array refers to frame {place}, which does not exist")
         return buffer_of(self._frames[place])
+
+
+def _torch_type(name: bytes) -> object:
+    torch = import_module("torch")  # front ends that get none do without it
+    found = getattr(torch, name.decode(), None)
+    if not isinstance(found, torch.dtype):
+        raise BadMessage(f"unknown type of torch {name[:20]!r}")
+    return found
 
 
 def num_bytes(frame: Frame) -> int:

@@ -65,10 +65,10 @@ def _by_their_names(plan: Any) -> dict[str, Any]:
     """The facts that trainers look up, under the names that vLLM has for them."""
 
     def of(view: Any, *names: str) -> dict[str, Any] | None:
-        return None if view is None else {name: getattr(view, name) for name in names}
+        return None if view is None else {name: _plain(getattr(view, name)) for name in names}
 
     sizes = [f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data")]
-    facts = "model", "max_model_len", "logprobs_mode", "max_logprobs"
+    facts = "model", "dtype", "max_model_len", "logprobs_mode", "max_logprobs"
     return {
         "model_config": of(plan.model_config, *facts),
         "parallel_config": of(plan.parallel_config, *sizes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +38,10 @@ _ROOT = 0
 _SHARED_BYTES = 16 << 20
 _MOST_ON_THE_WAY = 4
 """Broadcasts that may be under way at once: where one ends, the next one goes on."""
+_PATIENCE_S = 5.0
+"""Seconds after which one side is asked no more: an engine that refuses a tensor still receives
+what was announced with it.
+"""
 
 
 @dataclass
@@ -87,12 +92,16 @@ class WeightSender:
             for _ in self._source:
                 pass
             return
+        self._check()
         self._client.start_weight_update()
         self._send()
         self._client.finish_weight_update(version)
 
     def shutdown(self) -> None:
         """Leave the engines."""
+
+    def _check(self) -> None:
+        """Raise WeightUpdateError where nothing can be sent any more."""
 
     def _send(self) -> None:
         raise NotImplementedError
@@ -117,9 +126,19 @@ class GroupSender(WeightSender):
             "packed_buffer_size_bytes": init_info.packed_buffer_size_bytes,
             "packed_num_buffers": init_info.packed_num_buffers,
         }
-        self._communicator = while_engine(
-            lambda: client.init_weight_transfer_engine(body), lambda: open_group(init_info)
-        )
+        group = create_group(init_info)
+        try:
+            self._communicator = while_engine(
+                lambda: client.init_weight_transfer_engine(body),
+                lambda: PyNcclCommunicator(group, _device_of(init_info)),
+                group.give_up,
+            )
+        except BaseException:
+            group.leave()
+            raise
+
+    def _check(self) -> None:
+        self._communicator.check()
 
     def _send(self) -> None:
         tensors, most = iter(self._source), self._info.packed_buffer_size_bytes
@@ -133,6 +152,8 @@ class GroupSender(WeightSender):
                     *(self._communicator, islice(tensors, len(group)), group),
                     most if self._is_packed else None,
                 ),
+                self._communicator.give_up,
+                _PATIENCE_S,
             )
 
     def shutdown(self) -> None:
@@ -237,10 +258,14 @@ class WeightTransferTrainerFactory:
 
 def open_group(info: NCCLTrainerInitInfo) -> PyNcclCommunicator:
     """The trainer's side of the group."""
-    group = StatelessProcessGroup.create(
+    return PyNcclCommunicator(create_group(info), _device_of(info))
+
+
+def create_group(info: NCCLTrainerInitInfo) -> StatelessProcessGroup:
+    """The group, as the trainer opens it; nobody has come yet."""
+    return StatelessProcessGroup.create(
         info.master_address, info.master_port, _ROOT, info.world_size
     )
-    return PyNcclCommunicator(group, _device_of(info))
 
 
 def _device_of(info: NCCLTrainerInitInfo) -> torch.device:
@@ -255,6 +280,10 @@ def broadcast_all(
 ) -> None:
     """Broadcast tensors in their order: in buffers of more than `limit` bytes, or one by one."""
     values: Iterator[tuple[str, Tensor]] = iter(tensors)
+    if communicator.shares_memory:
+        limit = (
+            None  # what is sent is copied once, so that nothing is gained by putting it together
+        )
     on_the_way: deque[tuple[BroadcastWork, Tensor]] = deque()
     for chunk in chunks_of(metas, limit) if limit is not None else ([meta] for meta in metas):
         parts = [bytes_of(next(values)[1]).to(communicator.device) for _ in chunk]
@@ -267,29 +296,38 @@ def broadcast_all(
         work.wait()
 
 
-def while_engine(call: Callable[[], None], act: Callable[[], Any]) -> Any:
+def while_engine(
+    call: Callable[[], None],
+    act: Callable[[], Any],
+    give_up: Callable[[], None] = lambda: None,
+    patience_s: float = 0.0,
+) -> Any:
     """Do `act` while `call` has the engines do their part. Raises what either raises, the engines'
-    error first: it says why the other one failed.
+    error first: it says why the other one failed. `act` is given up when `call` has failed and
+    `act` has not ended `patience_s` later: its thread may wait until its time is over.
     """
-    failures: list[BaseException] = []
+    ends: queue.Queue[tuple[bool, Any, BaseException | None]] = queue.Queue()
 
-    def ask() -> None:
+    def run(does: Callable[[], Any], is_call: bool) -> None:
         try:
-            call()
+            ends.put((is_call, does(), None))
         except BaseException as error:
-            failures.append(error)
+            ends.put((is_call, None, error))
 
-    thread = threading.Thread(target=ask, name="weight update", daemon=True)
-    thread.start()
+    for does, is_call in ((call, True), (act, False)):
+        threading.Thread(target=run, args=(does, is_call), name="weights", daemon=True).start()
+    first_is_call, done, first = ends.get()
+    second: BaseException | None = None
     try:
-        done = act()
-    except Exception:
-        # the engines may say a little later why it failed
-        thread.join(5.0)
-        if failures:
-            raise failures[0] from None
-        raise
-    thread.join()
-    if failures:
-        raise failures[0]
+        # the engines may say a little later why `act` has failed
+        after_s = patience_s if first_is_call else _PATIENCE_S
+        _, later, second = ends.get(timeout=None if first is None else after_s)
+        done = later if first_is_call else done
+    except queue.Empty:
+        if first_is_call:
+            give_up()
+    failures = (first, second) if first_is_call else (second, first)
+    for error in failures:
+        if error is not None:
+            raise error
     return done

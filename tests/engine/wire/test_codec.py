@@ -6,6 +6,7 @@ import pickle
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,6 +151,11 @@ def test_strided_and_empty_arrays_keep_their_values():
         assert (result == array).all()
 
 
+def test_types_of_torch_travel_by_their_names():
+    value = ["a", torch.bfloat16, torch.Size([2, 3])]
+    assert over_the_wire(UtilityRequest(1, "x", value)).args == ["a", torch.bfloat16, [2, 3]]
+
+
 def test_what_cannot_travel_is_refused_by_name():
     for value in (
         object(),
@@ -274,10 +280,12 @@ def array_frame(dtype, shape, place):
         [array_frame("<f4, <i4", (1,), b"12345678")],
         [msgspec.msgpack.encode((1, None, msgspec.msgpack.Ext(1, pickle.dumps(print)), ""))],
         [msgspec.msgpack.encode((1, None, msgspec.msgpack.Ext(99, b""), ""))],
+        [msgspec.msgpack.encode((1, None, msgspec.msgpack.Ext(5, b"load"), ""))],
+        [msgspec.msgpack.encode((1, None, msgspec.msgpack.Ext(5, b"\xff"), ""))],
         [b"\x91" * 10**6],
         [pickle.dumps(UtilityOutput)],
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_hostile_frames_are_refused(frames):
     with pytest.raises(BadMessage):

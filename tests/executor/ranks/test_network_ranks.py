@@ -94,7 +94,7 @@ def core_of(plan, start_process, mesh):
 @pytest.fixture
 def distant(monkeypatch):
     """Hosts of their own for threads."""
-    monkeypatch.setattr(meeting, "_host_id", lambda: threading.current_thread().name.encode())
+    monkeypatch.setattr(meeting, "host_id", lambda: threading.current_thread().name.encode())
 
 
 def test_ranks_of_several_hosts_have_the_bits_of_one_and_fail_alone(folder, distant):

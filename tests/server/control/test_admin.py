@@ -117,6 +117,7 @@ def test_info_and_documents(server):
     theirs = server.get("/server_info?config_format=json").json()["vllm_config"]
     assert theirs["weight_transfer_config"] is None
     assert theirs["parallel_config"]["tensor_parallel_size"] == 1
+    assert theirs["model_config"]["dtype"] == f"torch.{info['plan']['dtype']['value']}"
     assert info["plan"]["max_model_len"]["value"] == 4096
     assert info["plan"]["max_model_len"]["reason"]
     document = server.get("/openapi.json").json()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from quire.distributed.host_broadcasts import HostReceiver
 from quire.distributed.named_tensors import TensorMeta, chunks_of, layer_runs, views_of
 from quire.distributed.trainer_group import BroadcastWork, PyNcclCommunicator
 
@@ -16,6 +18,11 @@ _TRAINER = 0
 _WINDOW_BYTES = 32 << 20
 """Separate tensors that are received before they are loaded: whole layers."""
 _MOST_KEPT = 64 << 20
+_STRETCH = 4 << 20
+_STRETCH_S = 0.0015
+"""Seconds of a processor that small pages of a stretch take."""
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE of Linux, which the standard library does not name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +70,33 @@ class Rooms:
     def _fresh(self, nbytes: int) -> Tensor:
         if self._device.type != "cpu" or not nbytes:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        # the C library keeps what is smaller than 32 MiB; and huge pages are often not to be had
-        # without a search that takes longer than all of the update
+        # the C library keeps what is smaller than 32 MiB
         pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        _ask_for_huge_pages(pages)
         return torch.frombuffer(pages, dtype=torch.uint8)
+
+    def take_aside(self, nbytes: int) -> Tensor:
+        """Memory for one tensor."""
+        return self._fresh(nbytes)
 
     def clear(self) -> None:
         """Give the memory back."""
         self._kept = [None, None]
+
+
+def _ask_for_huge_pages(pages: mmap.mmap) -> None:
+    """Fill memory with huge pages as long as the system has some at hand: small ones take as long
+    as receiving what they are for, and to search for huge ones may take longer than the update.
+    """
+    for at in range(0, len(pages) - _STRETCH + 1, _STRETCH):
+        began = time.thread_time()
+        try:
+            pages.madvise(mmap.MADV_HUGEPAGE, at, _STRETCH)
+            pages.madvise(_POPULATE_WRITE, at, _STRETCH)
+        except OSError:  # an older kernel
+            return
+        if time.thread_time() - began > _STRETCH_S:
+            return
 
 
 class IncomingTensors:
@@ -87,6 +113,10 @@ class IncomingTensors:
 
     def __iter__(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Raises WeightUpdateError when the trainer is gone."""
+        lender = self._communicator.lender
+        if lender is not None:
+            yield from self._taken(lender)
+            return
         ahead: _Reception | None = None
         for place in range(len(self._windows)):
             now = ahead or self._begin(place)
@@ -97,6 +127,24 @@ class IncomingTensors:
             del now
             yield tensors
             tensors.clear()  # before the next of them need memory
+
+    def _taken(self, lender: HostReceiver) -> Iterator[list[tuple[str, Tensor]]]:
+        """The tensors where the trainer has written them, who meanwhile writes the next."""
+        metas = [
+            meta for window in self._windows for message in window.messages for meta in message
+        ]
+        for window in separate_windows(metas):
+            [*run] = (meta for message in window.messages for meta in message)
+            data = lender.take([meta.nbytes for meta in run], self._rooms.take_aside)
+            tensors = [
+                view
+                for meta, part in zip(run, data, strict=True)
+                for view in views_of(part, [meta])
+            ]
+            data.clear()
+            yield tensors
+            tensors.clear()
+            lender.release()
 
     def _begin(self, place: int) -> _Reception:
         window = self._windows[place]
