@@ -65,7 +65,7 @@ class SharedExchange:
         return list(self._exchange.counts())
 
     def waits(self) -> list[tuple[int, int]]:
-        """How long each rank has waited for others since the exchange was opened, in ns, and how
+        """Time that each rank has waited for others since the exchange was opened, in ns, and how
         often it slept meanwhile.
         """
         return list(self._exchange.waits())

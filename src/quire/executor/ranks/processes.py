@@ -45,7 +45,7 @@ class RankProcesses:
         raise NotImplementedError
 
     def waits(self) -> Sequence[tuple[int, int]]:
-        """How long each rank has waited for others in collectives, in ns, and how often it slept
+        """Time that each rank has waited for others in collectives, in ns, and how often it slept
         meanwhile; zeros where the core does not see it.
         """
         return [(0, 0)] * self.mesh.world_size
