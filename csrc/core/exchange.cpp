@@ -61,10 +61,10 @@ thread_local std::string last_reason;
 constexpr int64_t kLine = 64;
 constexpr int kLinesPerLook = 8;
 constexpr int64_t kAheadBytes = 1 << 20;  // what a core reads in 60 us
-// Ranks that have a core each wait for each other about as long as one reads ahead: sleeping, which
-// takes about 50 us to end, costs every rank more than it spares. Where a wait was longer, a rank
-// has lost its core to somebody, who can have ours.
-constexpr uint64_t kLongSpinNs = 200'000;
+// Ranks that have a core each wait for each other as long as their shares of a product or the core's
+// turn differ: sleeping, which takes about 50 us to end, costs every rank more than it spares. Where
+// a wait was longer, a rank has lost its core to somebody, who can have ours.
+constexpr uint64_t kLongSpinNs = 1'000'000;
 // Rows of a step that waits for memory. One of more rows multiplies meanwhile, and its activations
 // are what the cache should keep.
 constexpr int64_t kMostAhead = 16;
@@ -255,7 +255,10 @@ bool Exchange::wait_for(int rank, uint32_t piece, Ahead& ahead) {
     const uint64_t began = nanoseconds();
     while (!is_over() && ahead.fetch()) {
     }
-    std::chrono::nanoseconds spin = was_long_ ? kSpin : std::chrono::nanoseconds(kLongSpinNs);
+    // with more ranks than cores the one that is waited for may need ours
+    const bool has_core = size_ <= sysconf(_SC_NPROCESSORS_ONLN);
+    std::chrono::nanoseconds spin = kSpin;
+    if (has_core && !was_long_) spin = std::chrono::nanoseconds(kLongSpinNs);
     for (; !spin_until(is_over, spin); spin = kSpin) {
         own.sleeps.fetch_add(1, std::memory_order_relaxed);
         other.sleepers.fetch_add(1);
