@@ -17,6 +17,7 @@ from typing import Any
 
 from quire.engine.unbuilt import UnbuiltAsyncMethods
 from quire.engine.weight_methods import (
+    SPOILED,
     UPDATED,
     AwaitedWeightMethods,
     BlockingWeightMethods,
@@ -65,7 +66,9 @@ def _replayed(
 
 def _forgotten(method: str | Callable[..., Any], *_: Any) -> tuple[Hashable, ...]:
     """Weights that are read from files are no longer those of an update."""
-    return (UPDATED,) if method == "reload_weights" else ()
+    if method == "reload_weights":
+        return UPDATED, SPOILED
+    return (SPOILED,) if method == "finish_weight_update" else ()
 
 
 class WorkerVerbs:

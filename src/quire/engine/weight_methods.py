@@ -21,6 +21,9 @@ from quire.params.weight_transfer import (
 UPDATED = "updated weights"
 """The name by which the last update is remembered, for a core that restarts."""
 
+SPOILED = "spoiled weights"
+"""The same of one that has ended on some of the cores and not, or not certainly, on others."""
+
 
 def _same(versions: Sequence[str]) -> str:
     if len(set(versions)) > 1:
@@ -83,14 +86,19 @@ class WeightVerbs:
         "commit_weight_update",
         is_repeatable=False,
         keeps=lambda *_: UPDATED,
+        drops=lambda *_: (SPOILED,),
         replay=lambda version=None, _=False, token="", *__: (version, True, token),
     )
     def _commit_weight_update(self, weight_version: str | None) -> Utility[None]:
         return Utility("commit_weight_update", (weight_version, False, secrets.token_hex(16)))
 
-    @verb("abandon_weight_update", is_repeatable=False)
-    def _abandon_weight_update(self, reason: str) -> Utility[None]:
+    @verb("abandon_weight_update", combine=any)
+    def _abandon_weight_update(self, reason: str) -> Utility[bool]:
         return Utility("abandon_weight_update", (reason,))
+
+    @verb("spoil_weights", keeps=lambda *_: SPOILED)
+    def _spoil_weights(self, reason: str, is_draft: bool = False) -> Utility[None]:
+        return Utility("spoil_weights", (reason, is_draft))
 
     @verb("is_updating_weights", combine=all)
     def _is_updating_weights(self) -> Utility[bool]:

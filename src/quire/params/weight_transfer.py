@@ -99,3 +99,12 @@ def mixture_text(reason: str) -> str:
         f"update ended before it was complete ({reason.rstrip('.')}). Send all weights in one "
         "update, or reload them."
     )
+
+
+def versions_text(reason: str) -> str:
+    """The sentence of an engine whose cores may have different weights."""
+    return (
+        "The engine answers no request, because its cores may have weights of two versions: an "
+        f"update ended before it was complete on all of them ({reason.rstrip('.')}). Send all "
+        "weights in one update, or reload them."
+    )

@@ -219,9 +219,13 @@ class ScriptedCore:
         self._is_updating = False
         self.weight_version = weight_version or self.weight_version
 
-    def abandon_weight_update(self, reason: str) -> None:
+    def abandon_weight_update(self, reason: str) -> bool:
         """Note that none is open."""
         self._is_updating = False
+        return False
+
+    def spoil_weights(self, reason: str, is_draft: bool = False) -> None:
+        """Do nothing: there are no weights."""
 
     def compute_weight_checksums(self) -> dict[str, str]:
         """There are none."""

@@ -20,11 +20,12 @@ import msgspec
 from quire.engine.client.control_state import REPEATABLE, ControlState
 from quire.engine.client.journal import CoreJournal, JournalEntry
 from quire.engine.client.kept_media import KeptMedia, Remaking
+from quire.engine.client.open_update import SPOIL, OpenUpdate
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Finished, FinishReason
-from quire.errors import EngineDeadError, EngineError, InvalidParameter
+from quire.errors import EngineDeadError, EngineError, InvalidParameter, WeightUpdateError
 from quire.processes.child_process import is_shortage
 from quire.processes.codec import Frame
 
@@ -73,6 +74,7 @@ class Supervisor:
         self._clock = clock
         self._journals: dict[int, CoreJournal] = {}
         self._control = ControlState()
+        self._update = OpenUpdate()
         self._restart_at: dict[int, float] = {}
         self._started_at: dict[int, float] = {}
         self._short_since: dict[int, float] = {}
@@ -309,7 +311,10 @@ class Supervisor:
 
     def _begin(self, utility: Utility[Any], answer: Future[Any]) -> None:
         try:
+            self._update.begin(utility)
             future = self._cores.begin_call(utility)
+        except WeightUpdateError as error:
+            answer.set_exception(error)
         except EngineDeadError as error:
             # no core is left now, but some may be coming back
             self._interrupted.append((utility, answer, error))
@@ -317,7 +322,8 @@ class Supervisor:
             future.add_done_callback(partial(self._on_answer, utility, answer))
 
     def _on_answer(self, utility: Utility[Any], answer: Future[Any], future: Future[Any]) -> None:
-        error = future.exception()
+        # a core may have died after its own answer
+        error = future.exception() or self._update.failure_of(utility)
         if isinstance(error, EngineDeadError):
             self._interrupted.append((utility, answer, error))
             return
@@ -325,12 +331,27 @@ class Supervisor:
             # also for a caller that is gone: the cores are in that state, and a restarted one must
             # come to it
             self._control.note(utility, future.result())
+            self._tell(self._update.succeeded(utility, future.result(), self._num_cores))
+        else:
+            self._tell(self._update.failed(utility, error, self._num_cores))
         if answer.cancelled():
             return
         if error is None:
             answer.set_result(future.result())
         else:
             answer.set_exception(error)
+
+    def _tell(self, calls: Iterable[Utility[Any]]) -> None:
+        """Have the cores do what the end of an update asks of them."""
+        for call in calls if self._error is None else ():
+            # before it is answered: a core that restarts meanwhile must not answer requests
+            if call.method == SPOIL:
+                self._control.note(call, None)
+            self.begin_call(call)
+
+    @property
+    def _num_cores(self) -> int:
+        return len(self._cores.engine_indices)
 
     def _repeat_calls(self) -> None:
         """Once all cores run again, or never will, settle the calls that a death interrupted."""
@@ -349,7 +370,7 @@ class Supervisor:
             self._begin(utility, answer)
         else:
             text = f"An engine core died while {utility.method} ran. It is back: call again."
-            failure = EngineError(text)
+            failure = self._update.failure_of(utility) or EngineError(text)
             failure.__cause__ = error
             answer.set_exception(failure)
 
@@ -379,6 +400,7 @@ class Supervisor:
         self._remaking = deque(r for r in self._remaking if r.engine_index != engine_index)
         # also without ends: an empty output wakes those who wait, so that they see the restart
         self._end(engine_index, ends)
+        self._tell(self._update.core_died(engine_index))
         self._plan_restart(journal, error)
         self._restart_due()
 

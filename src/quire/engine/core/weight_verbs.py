@@ -16,7 +16,7 @@ from quire.engine.core.features import CoreFeature
 from quire.engine.wire.messages import FIRST_VERSION
 from quire.errors import InvalidParameter, WeightUpdateError
 from quire.executor.abstract import Executor
-from quire.params.weight_transfer import mixture_text
+from quire.params.weight_transfer import mixture_text, versions_text
 from quire.scheduling.scheduler import Scheduler
 
 
@@ -34,6 +34,8 @@ class CoreWeights(ABC):
     _update: str = ""
     """The state of an update: it is "open", or has all weights ("prepared"); empty: there is none.
     """
+    _is_lost = False
+    """Whether the `refusal` is that of a core which has lost the weights of a whole update."""
     _num_weight_changes = 0
     _has_changed = False
     """Whether the weights may be others than those of the files."""
@@ -64,7 +66,10 @@ class CoreWeights(ABC):
     def start_weight_update(self, is_draft: bool = False) -> Future[None]:
         """Begin an update once the device is idle."""
         if self._update:
-            raise WeightUpdateError("An update of the weights is open already: finish it first.")
+            raise WeightUpdateError(
+                "An update of the weights is open already: finish it first, or end it by "
+                "collective_rpc('reload_weights'), as for a trainer that is gone."
+            )
         self._check_awake()
         # at once: another update must not begin while this one waits for the device
         self._update = "open"
@@ -103,8 +108,12 @@ class CoreWeights(ABC):
             self._restore(weight_version, token)
             return
         self._require("prepared")
-        self._on_workers("commit_update", token)
-        self._update, self.refusal = "", None
+        try:
+            self._on_workers("commit_update", token)
+        except Exception as error:
+            self.abandon_weight_update(str(error))
+            raise
+        self._update, self.refusal, self._is_lost = "", None, False
         if weight_version is not None:
             self.weight_version = weight_version
         # before anything runs: blocks of the old weights must not be found by requests of the new
@@ -127,20 +136,32 @@ class CoreWeights(ABC):
             f"{weight_version or FIRST_VERSION!r}, and has those of the checkpoint, since {why}. "
             "Send all weights again, or reload them."
         )
+        self._is_lost = True
         self._on_workers("spoil_weights", text)
         self._refuse_all(text)
 
-    def abandon_weight_update(self, reason: str) -> None:
-        """End an update that failed, here or in another core."""
-        if not self._update:
-            return
-        self._update = ""
-        are_mixed = self._on_workers("abandon_update", reason)
-        # some weights are already the new ones, and no request may compute with both
-        if any(are_mixed):
-            self._on_workers("spoil_weights", reason)
-            self._refuse_all(mixture_text(reason))
-        self._go_on()
+    def abandon_weight_update(self, reason: str) -> bool:
+        """End an update that failed, here or in another core; returns whether this core has lost
+        the weights of before by an update.
+        """
+        if self._update:
+            self._update = ""
+            are_mixed = self._on_workers("abandon_update", reason)
+            # some weights are already the new ones, and no request may compute with both
+            if any(are_mixed):
+                self._on_workers("spoil_weights", reason)
+                self._refuse_all(mixture_text(reason))
+            self._go_on()
+        # not of a core that was restarted: the weights of the others are right
+        return self.refusal is not None and not self._is_lost
+
+    def spoil_weights(self, reason: str, is_draft: bool = False) -> None:
+        """Answer no request until all weights have come, or those of the network that drafts: other
+        cores have, or may have, the weights of an update that did not succeed.
+        """
+        if self.refusal is None:
+            self._on_workers("spoil_weights", reason, is_draft)
+            self._refuse_all(versions_text(reason))
 
     def is_updating_weights(self) -> bool:
         """Whether an update is open."""
@@ -183,7 +204,7 @@ class CoreWeights(ABC):
 
     def _reloaded(self) -> None:
         """All weights were read anew from files."""
-        self._update, self.refusal = "", None
+        self._update, self.refusal, self._is_lost = "", None, False
         self.scheduler.change_weights()
         self._go_on()
 

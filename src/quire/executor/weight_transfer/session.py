@@ -147,7 +147,7 @@ class WorkerWeights:
         if self._make_engine is None:
             raise WeightUpdateError(NOT_CONFIGURED)
         if self._is_session:
-            raise WeightUpdateError("A session is open already: finish it first.")
+            raise WeightUpdateError("An update is under way already: finish it first.")
         if is_draft and self._drafts is None:
             raise WeightUpdateError(
                 "This engine has no network that drafts: start_draft_weight_update is not possible."
@@ -240,9 +240,13 @@ class WorkerWeights:
         self._is_session = self._is_prepared = False
         return self.mixture is not None
 
-    def spoil(self, reason: str) -> None:
-        """Another worker's weights are a mixture: all of this one's have to come again, too."""
+    def spoil(self, reason: str, is_draft: bool | None = None) -> None:
+        """Another worker's weights are a mixture: all of this one's have to come again, too.
+        `is_draft` None: those that the last session was of.
+        """
         self.mixture = reason
+        if is_draft is not None:
+            self._is_draft = is_draft
 
     def replaced(self) -> None:
         """All weights were loaded anew: what was under way is over."""

@@ -60,9 +60,9 @@ class WeightMethods:
         """Give the update up; returns whether the weights are a mixture."""
         return self.weights.abandon(reason)
 
-    def spoil_weights(self, reason: str) -> None:
-        """Another worker has a mixture."""
-        self.weights.spoil(reason)
+    def spoil_weights(self, reason: str, is_draft: bool | None = None) -> None:
+        """Another worker has a mixture, or other weights."""
+        self.weights.spoil(reason, is_draft)
 
     def compute_weight_checksums(self) -> dict[str, str]:
         """SHA-256 of every weight as it is kept, by its name and this worker's place."""

@@ -1,0 +1,185 @@
+"""Updates that meet a core's death, adapters and sleep: python -m tests.trainers.dead_cores.
+
+A line for each: what the trainer is told, the answers, and whose weights each core has by its
+checksums. After a core's death all answers are those of the old weights, or there are none, and a
+whole update leaves the new ones everywhere. Trainers that die are in deaths.py, tensors that do not
+fit in tests/executor/weight_transfer/test_updates.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from quire import AsyncEngineArgs, AsyncLLM, SamplingParams
+from quire.distributed.named_tensors import TensorMeta
+from quire.distributed.shared_buffer import SharedBuffer
+from quire.errors import EngineError, RequestError
+from quire.lora.request import LoRARequest
+from quire.testing import make_checkpoint
+from quire.trainers.sources import described
+from tests.executor.test_shared_adapters import make_adapter
+from tests.trainers.deaths import SHAPE, Source
+
+Step = Callable[[], Awaitable[Any]]
+
+
+def engine_of(folder: Path, **wishes: Any) -> AsyncLLM:
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            str(folder), skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22,
+            max_model_len=64, dtype="float32", weight_transfer_config={"backend": "ipc"}, **wishes,
+        )
+    )  # fmt: skip
+
+
+def steps_of(engine: AsyncLLM, folder: Path) -> list[tuple[str, Step]]:
+    """The calls of an update, by their names."""
+    pairs = list(Source(folder))
+    metas = [TensorMeta(n, t.dtype, tuple(t.shape)) for n, t in pairs]
+    buffer = SharedBuffer(sum(meta.nbytes for meta in metas))
+    at = 0
+    for _, tensor in pairs:
+        buffer.write(at, tensor)
+        at += tensor.nbytes
+    info = described(metas) | {"ipc_handles": buffer.handle()}
+    engine.kept = getattr(engine, "kept", []) + [buffer]  # as long as the engine
+    return [
+        ("start", engine.start_weight_update),
+        ("update", lambda: engine.update_weights({"update_info": info})),
+        ("prepare", engine._prepare_weight_update),
+        ("commit", lambda: engine._commit_weight_update("new")),
+    ]
+
+
+async def asked(engine: AsyncLLM, **fields: Any) -> str:
+    """What becomes of a few requests, of which each core gets some."""
+
+    async def one(i: int) -> str:
+        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        try:
+            name = f"ask {i} {os.urandom(4).hex()}"
+            prompt = {"prompt_token_ids": [1, 2, 3 + i]}
+            outputs = [o async for o in engine.generate(prompt, params, name, **fields)]
+        except EngineError as error:
+            return str(error)
+        completion = outputs[-1].outputs[0]
+        return completion.error or f"answers ({(completion.weight_versions or [None])[0]})"
+
+    found = await asyncio.gather(*(asyncio.wait_for(one(i), 60) for i in range(4)))
+    return " | ".join(sorted({each[:90] for each in found}))
+
+
+async def state(engine: AsyncLLM, known: dict[str, dict[str, str]]) -> str:
+    sums = await engine.compute_weight_checksums()
+    names = []
+    for core in sorted({name.split(":")[0] for name in sums}):
+        mine = {n.split(":", 1)[1]: d for n, d in sums.items() if n.startswith(core + ":")}
+        name = next((name for name, theirs in known.items() if theirs == mine), "a mixture")
+        names.append(f"{core} {name}")
+    return f"{await asked(engine)}; weights: {', '.join(names)}"
+
+
+async def whole_update(engine: AsyncLLM, folder: Path) -> str:
+    await engine.init_weight_transfer_engine({"init_info": {}})
+    for _, step in steps_of(engine, folder):
+        await step()
+    return "new"
+
+
+async def core_dies(folders: list[Path], known: Any, after: str) -> bool:
+    """One of two cores is killed after a call of the update; the trainer goes on."""
+    engine = engine_of(folders[0], data_parallel_size=2)
+    said = ""
+    try:
+        await engine.init_weight_transfer_engine({"init_info": {}})
+        await asked(engine)
+        for name, step in steps_of(engine, folders[1]):
+            try:
+                await step()
+            except (EngineError, RequestError) as error:
+                said = f"{name}: {error}"
+                await engine._abandon_weight_update(str(error))
+                break
+            if name == after:
+                os.kill(engine.front_end.client.core_status(1).pid, signal.SIGKILL)
+        found = await state(engine, known)
+        await whole_update(engine, folders[1])
+        last = await state(engine, known)
+    finally:
+        engine.shutdown()
+    print(f"core dies after {after}: {said[:120]!r}; {found}; then {last}", flush=True)
+    whole = found.startswith("answers (None);") and "new" not in found
+    return (whole or "answers (" not in found) and last.endswith("weights: dp0 new, dp1 new")
+
+
+async def adapter_loads(folders: list[Path], known: Any) -> bool:
+    """Requests whose adapter is being read when the update starts."""
+    adapter = make_adapter(Path(tempfile.mkdtemp()) / "adapter", folders[0], 3)
+    request = LoRARequest("a", 1, str(adapter))
+    found = []
+    for folder, update in ((folders[0], True), (folders[1], False)):
+        engine = engine_of(folder, enable_lora=True)
+        try:
+            await engine.init_weight_transfer_engine({"init_info": {}})
+            asking = asyncio.create_task(asked(engine, lora_request=request))
+            await asyncio.sleep(0)
+            if update:
+                await whole_update(engine, folders[1])
+            await asking
+            params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
+            prompt = {"prompt_token_ids": [1, 2, 3]}
+            stream = engine.generate(prompt, params, "last", lora_request=request)
+            completion = [output async for output in stream][-1].outputs[0]
+            found.append((completion.token_ids, completion.logprobs))
+        finally:
+            engine.shutdown()
+    print(f"adapter loads: same bits as a start with both: {found[0] == found[1]}", flush=True)
+    return found[0] == found[1]
+
+
+async def sleeps(folders: list[Path], known: Any) -> bool:
+    """An update of sleeping weights, and sleep during an update."""
+    engine = engine_of(folders[0], enable_sleep_mode=True)
+    said = []
+    try:
+        await engine.init_weight_transfer_engine({"init_info": {}})
+        steps = dict(steps_of(engine, folders[1]))
+        asleep = [lambda: engine.sleep(level=2), steps["start"]]
+        for sequence in (asleep, [engine.wake_up, steps["start"], asleep[0]]):
+            try:
+                for step in sequence:
+                    await step()
+            except (EngineError, RequestError) as error:
+                said.append(str(error))
+        await engine._abandon_weight_update("over")
+        found = await state(engine, known)
+    finally:
+        engine.shutdown()
+    print(f"sleep: {said}; {found}", flush=True)
+    return len(said) == 2 and found.endswith("dp0 old")
+
+
+async def main() -> int:
+    base = Path(tempfile.mkdtemp())
+    folders = [make_checkpoint(base / str(s), SHAPE, "qwen3", s, "float32") for s in (0, 1)]
+    known = {}
+    for name, folder in zip(("old", "new"), folders, strict=True):
+        engine = engine_of(folder)
+        sums = await engine.compute_weight_checksums()
+        known[name] = {n.split(":", 1)[1]: d for n, d in sums.items()}
+        engine.shutdown()
+    results = [await core_dies(folders, known, after) for after in ("start", "update", "prepare")]
+    results += [await sleeps(folders, known), await adapter_loads(folders, known)]
+    print("failed:", results.count(False))
+    return int(not all(results))
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
