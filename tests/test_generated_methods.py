@@ -43,12 +43,6 @@ def make(**kind):
     return dataclass(**kind)(Thing)
 
 
-def codes(cls):
-    return {
-        name: value.__code__ for name, value in vars(cls).items() if isinstance(value, FunctionType)
-    }
-
-
 PLACES = ("co_filename", "co_name", "co_qualname", "co_firstlineno", "co_linetable")
 CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_flags")
 
@@ -57,6 +51,11 @@ def parts(code):
     """All that a code object is, places included: equality leaves some out."""
     constants = [parts(item) if isinstance(item, CodeType) else item for item in code.co_consts]
     return [getattr(code, name) for name in (*PLACES, *CODE)] + constants
+
+
+def codes(cls):
+    made = {n: value.__code__ for n, value in vars(cls).items() if isinstance(value, FunctionType)}
+    return {name: (code, parts(code)) for name, code in made.items()}
 
 
 def files(folder):
