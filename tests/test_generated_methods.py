@@ -125,6 +125,13 @@ def test_an_installation_that_cannot_be_written_to_is_left_alone(folder, monkeyp
     assert not files(folder)
 
 
+def test_a_python_that_keeps_no_bytecode_compiles_as_ever(folder, monkeypatch):
+    monkeypatch.setattr(sys.implementation, "cache_tag", None)
+    with compiled_methods():
+        assert make(frozen=True)(1).first == 1
+    assert not files(folder)
+
+
 def test_sources_of_other_releases_do_not_pile_up(folder, monkeypatch):
     monkeypatch.setattr(generated_methods, "_MOST", 12)
     for kind in KINDS:

@@ -54,7 +54,8 @@ class _Methods:
         if self._has_new and self._known is not None and not sys.dont_write_bytecode:
             if len(self._known) > _MOST:
                 self._known = self._used
-            with contextlib.suppress(OSError):  # an installation that cannot be written to
+            # an installation that cannot be written to, a Python that keeps no bytecode
+            with contextlib.suppress(OSError, NotImplementedError):
                 _write(self._known)
         self._has_new = False
 
@@ -74,7 +75,8 @@ def compiled_methods() -> Iterator[None]:
     try:
         yield
     finally:
-        del dataclasses.exec  # type: ignore[attr-defined]
+        # two threads may have begun a block at the same time
+        vars(dataclasses).pop("exec", None)
         _methods.keep()
 
 
