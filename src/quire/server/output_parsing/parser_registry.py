@@ -4,11 +4,11 @@ them a model writes, by its chat template: it shows the model the very delimiter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from quire.errors import InvalidParameter, NotBuiltYet, RequestError
-from quire.plugins import NameTable, resolve_reference
+from quire.plugins import NameTable, References
 from quire.server.output_parsing.formats.generic import GENERIC
 from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.state_table import ReasoningFormat, ToolFormat
@@ -122,7 +122,7 @@ REFUSED = {
 T = TypeVar("T", ToolFormat, ReasoningFormat)
 
 
-class _Formats(Mapping[str, T], Generic[T]):
+class _Formats(References):
     """Formats by name, from the modules of formats/: the tables of one are made when one of its
     formats is looked up, which for all of them takes 15 ms.
     """
@@ -130,25 +130,18 @@ class _Formats(Mapping[str, T], Generic[T]):
     def __init__(
         self, names_by_place: Mapping[str, tuple[str, ...]], other_names: Mapping[str, str]
     ) -> None:
-        places = {name: place for place, names in names_by_place.items() for name in names}
-        self._places = places | {name: places[origin] for name, origin in other_names.items()}
-        self._origins = other_names
+        folder = "quire.server.output_parsing.formats"
+        places = {
+            name: f"{folder}.{place}" for place, names in names_by_place.items() for name in names
+        }
+        super().__init__(places | {name: places[own] for name, own in other_names.items()})
+        self._own_names = other_names
 
-    def __getitem__(self, name: str) -> T:
-        place = self._places[name]
-        found = resolve_reference(f"quire.server.output_parsing.formats.{place}")
-        formats: tuple[T, ...] = found if isinstance(found, tuple) else (found,)
-        own = self._origins.get(name, name)
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        formats = found if isinstance(found, tuple) else (found,)
+        own = self._own_names.get(name, name)
         return next(made for made in formats if made.name == own)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 _TOOL_FORMATS = {
