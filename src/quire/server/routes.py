@@ -5,6 +5,7 @@ from the table of the routes that control the engine (admin.py).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from quire.server import health
 from quire.server.abilities import Ability
@@ -78,7 +79,12 @@ _SCORES = (
 
 
 def _named(
-    folder: str, methods: str, path: str, handler: str, takes: str | None, gives: str | None
+    folder: str,
+    methods: str,
+    path: str,
+    handler: str,
+    takes: str | None = None,
+    gives: str | None = None,
 ) -> RouteEntry:
     takes, gives = (None if name is None else f"{folder}.{name}" for name in (takes, gives))
     return RouteEntry(methods, f"/v1/{path}", f"{folder}.{handler}", takes, gives)
@@ -106,11 +112,7 @@ _MESSAGES = (
 """Anthropic's API, whose clients expect errors of their own form."""
 
 
-def _stored(
-    methods: str, path: str, handler: str, takes: str | None = None, gives: str | None = None
-) -> RouteEntry:
-    return _named(_RESPONSES, methods, path, handler, takes, gives)
-
+_stored = partial(_named, _RESPONSES)
 
 _STORED = (
     _stored("POST", "responses", "routes:create", "requests:ResponsesRequest",
