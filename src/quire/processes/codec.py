@@ -80,12 +80,12 @@ class MessageEncoder:
             return msgspec.msgpack.Ext(_ARRAY, self._header(value))
         if isinstance(value, np.generic):
             return value.item()
-        if type(value).__module__ == "torch" and type(value).__qualname__ == "dtype":
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        if kind == "torch.dtype":
             name = str(value).removeprefix("torch.")
             return msgspec.msgpack.Ext(_TORCH_TYPE, name.encode())
         if callable(value) and not isinstance(value, type):
             return msgspec.msgpack.Ext(FUNCTION, pack_function(value))
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise NotEncodable(f"it has a {kind}: give plain values and numpy arrays")
 
     def _header(self, array: np.ndarray[Any, Any]) -> bytes:
