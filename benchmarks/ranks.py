@@ -159,7 +159,7 @@ def constrained() -> list[EngineCoreRequest]:
 
 def served(folder: Path | None, given: list[EngineCoreRequest], **wishes: Any) -> Served:
     """What a new engine answers."""
-    core = build_core(embedded_plan(**wishes) if folder is None else plan_of(folder, **wishes))
+    core = build_core(planned(folder, **wishes))
     try:
         return serve(core, given)
     finally:
@@ -168,12 +168,13 @@ def served(folder: Path | None, given: list[EngineCoreRequest], **wishes: Any) -
 
 def promised(folder: Path | None, **wishes: Any) -> bool:
     """Whether the plan says that ranks have the bits of one."""
-    plan = embedded_plan(**wishes) if folder is None else plan_of(folder, **wishes)
-    return bool(plan.parallel.same_bits_as_one_rank)
+    return bool(planned(folder, **wishes).parallel.same_bits_as_one_rank)
 
 
-def embedded_plan(**wishes: Any) -> EnginePlan:
-    """The plan of the embedded model."""
+def planned(folder: Path | None, **wishes: Any) -> EnginePlan:
+    """The plan of a checkpoint, or of the embedded model."""
+    if folder is not None:
+        return plan_of(folder, **wishes)
     args = EngineArgs(device="cpu", max_model_len=128, num_gpu_blocks_override=60, **wishes)
     return args.create_engine_config()
 
