@@ -74,11 +74,9 @@ void shared_product(Context& c, std::shared_ptr<Exchange> exchange, const Packed
                                  product_with(weight, c.kernels).linear,
                                  c.kernels.linear_total,
                                  product,
-                                 sum,
-                                 Ahead{}};
+                                 sum};
     c.hold(exchange);
-    c.reads(weight);
-    c.awaits(c.submit(&shared_product, args, tokens));
+    c.submit(&shared_product, args, tokens);
 }
 
 inline void broadcast(Exchange& exchange, uintptr_t data, int64_t num_bytes) {

@@ -29,7 +29,6 @@ void linear(Context& c, const PackedWeight& weight, int64_t tokens, uintptr_t x,
         {reinterpret_cast<const float*>(values), weight.out, reinterpret_cast<int32_t*>(rows)},
         reinterpret_cast<const float*>(peaks)};
     args.weight.is_streamed = c.streams_weights;
-    c.reads(weight);
     if (bank != nullptr)
         args.lora = {*bank, reinterpret_cast<const float*>(factors),
                      reinterpret_cast<const int32_t*>(slots)};

@@ -104,25 +104,21 @@ struct Context {
     Kernels kernels;
     std::shared_ptr<Recording> recording;
     bool streams_weights = false;  // of products from now on, see PackedWeight
-    Ahead* waiting = nullptr;      // of the recorded call since which there was no product
 
     Context(std::shared_ptr<Pool> threads, const std::string& level_name)
         : pool(std::move(threads)), level(find_level(level_name)), kernels(kernels_for(level)) {}
-
-    void begin(std::shared_ptr<Recording> next) {
-        recording = std::move(next);
-        waiting = nullptr;
-    }
 
     // Have the recording keep what the next call points to.
     void hold(std::shared_ptr<void> object) {
         if (recording) recording->held.push_back(std::move(object));
     }
 
-    // The arguments as they were recorded, else null.
     template <class Args>
-    Args* submit(Kernel<Args> kernel, const Args& args, int64_t tokens) {
-        if (recording) return &recording->program.append(kernel, args);
+    void submit(Kernel<Args> kernel, const Args& args, int64_t tokens) {
+        if (recording) {
+            recording->program.append(kernel, args);
+            return;
+        }
         Status status;
         {
             nb::gil_scoped_release released;
@@ -130,16 +126,6 @@ struct Context {
             status = kernel(args, tokens, *pool);
         }
         raise(status);
-        return nullptr;
-    }
-
-    // Have this call, which may wait for others, fetch what the next product reads.
-    void awaits(SharedProductArgs* args) { waiting = args == nullptr ? nullptr : &args->ahead; }
-
-    // The next product is one with this weight.
-    void reads(const PackedWeight& weight) {
-        if (recording && waiting != nullptr) *waiting = beginning_of(weight);
-        waiting = nullptr;
     }
 };
 
@@ -327,8 +313,8 @@ void bind_context(nb::module_& m) {
     context.def(nb::init<std::shared_ptr<Pool>, const std::string&>(), "pool"_a, "level"_a)
         .def_prop_ro("level", [](const Context& c) { return name(c.level); })
         .def_rw("streams_weights", &Context::streams_weights)
-        .def("begin", &Context::begin)
-        .def("end", [](Context& c) { c.begin(nullptr); })
+        .def("begin", [](Context& c, std::shared_ptr<Recording> r) { c.recording = std::move(r); })
+        .def("end", [](Context& c) { c.recording.reset(); })
         .def("replay", &replay, "recording"_a, "tokens"_a, "calls"_a)
         .def("norm", &norm)
         .def("add", &add)

@@ -58,16 +58,10 @@ static_assert(sizeof(ExchangeHeader) <= kPage);
 
 thread_local std::string last_reason;
 
-constexpr int64_t kLine = 64;
-constexpr int kLinesPerLook = 8;
-constexpr int64_t kAheadBytes = 1 << 20;  // what a core reads in 60 us
 // Ranks that have a core each wait for each other as long as their shares of a product or the core's
 // turn differ: sleeping, which takes about 50 us to end, costs every rank more than it spares. Where
 // a wait was longer, a rank has lost its core to somebody, who can have ours.
 constexpr uint64_t kLongSpinNs = 1'000'000;
-// Rows of a step that waits for memory. One of more rows multiplies meanwhile, and its activations
-// are what the cache should keep.
-constexpr int64_t kMostAhead = 16;
 
 int64_t num_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
 
@@ -137,7 +131,6 @@ Status shared_product(const SharedProductArgs& args, int64_t tokens, Pool& pool)
         sum.y = static_cast<std::byte*>(sum.y) + first * y_row;
         if (sum.peaks != nullptr) sum.peaks += first;
         const Status status = exchange.share(
-            tokens > kMostAhead ? Ahead{} : args.ahead,
             [&](std::byte* parts) {
                 auto* own = reinterpret_cast<float*>(parts) + exchange.rank() * width;
                 product.y = {own, size * width, width};
@@ -244,7 +237,7 @@ bool Exchange::is_gone(int rank) const {
 }
 
 // Wait until a rank has arrived at the piece; false if the exchange was aborted.
-bool Exchange::wait_for(int rank, uint32_t piece, Ahead& ahead) {
+bool Exchange::wait_for(int rank, uint32_t piece) {
     ExchangeRank& other = of(rank);
     const auto is_over = [&] {
         return has_reached(other.arrived.load(std::memory_order_acquire), piece) ||
@@ -253,8 +246,6 @@ bool Exchange::wait_for(int rank, uint32_t piece, Ahead& ahead) {
     if (is_over()) return has_reached(other.arrived.load(std::memory_order_acquire), piece);
     ExchangeRank& own = of(rank_);
     const uint64_t began = nanoseconds();
-    while (!is_over() && ahead.fetch()) {
-    }
     // with more ranks than cores the one that is waited for may need ours
     const bool has_core = size_ <= sysconf(_SC_NPROCESSORS_ONLN);
     std::chrono::nanoseconds spin = kSpin;
@@ -288,12 +279,12 @@ bool Exchange::decide(uint32_t piece, bool gives_up) {
 }
 
 // State that we have arrived at the piece, and wait for all.
-Status Exchange::meet(uint32_t piece, Ahead ahead) {
+Status Exchange::meet(uint32_t piece) {
     ExchangeRank& own = of(rank_);
     own.arrived.store(piece);
     if (own.sleepers.load() != 0) wake_all(own.arrived);
     bool are_here = true;
-    for (int rank = 0; are_here && rank < size_; ++rank) are_here = wait_for(rank, piece, ahead);
+    for (int rank = 0; are_here && rank < size_; ++rank) are_here = wait_for(rank, piece);
     if (decide(piece, !are_here)) return Status::ok;
     last_reason = aborted();
     return Status::aborted;
@@ -309,7 +300,7 @@ void Exchange::close_all() {}
 void Exchange::abort(const std::string&) {}
 void Exchange::reset() {}
 bool Exchange::decide(uint32_t, bool) { return false; }
-Status Exchange::meet(uint32_t, Ahead) { return Status::aborted; }
+Status Exchange::meet(uint32_t) { return Status::aborted; }
 
 #endif
 
@@ -345,23 +336,6 @@ std::vector<Waits> Exchange::waits() const {
     for (int rank = 0; rank < size_; ++rank)
         found.push_back({of(rank).waited_ns.load(), of(rank).sleeps.load()});
     return found;
-}
-
-Ahead beginning_of(const PackedWeight& weight) {
-    int64_t bits = bits_of(weight.form);
-    if (weight.form == WeightForm::plain) bits = 8 * num_bytes(weight.type);
-    if (weight.form == WeightForm::int4) bits = 4;
-    const int64_t whole = weight.in * weight.out * bits / 8;
-    return {static_cast<const std::byte*>(weight.panels), std::min(whole, kAheadBytes)};
-}
-
-bool Ahead::fetch() {
-    if (num_bytes <= 0) return false;
-    for (int64_t at = 0; at < kLinesPerLook * kLine; at += kLine)
-        __builtin_prefetch(data + at, 0, 2);  // into the second level
-    data += kLinesPerLook * kLine;
-    num_bytes -= kLinesPerLook * kLine;
-    return true;
 }
 
 // A piece is whole rows where a slot holds one, else a part of a row.

@@ -14,20 +14,6 @@ namespace quire {
 struct ExchangeHeader;
 struct ExchangeRank;
 
-// Memory that the next operation reads from its beginning on. A rank that waits for others has it
-// brought into the second-level cache meanwhile, so that the one that was faster here is faster
-// there, too, and is not the one that waits again.
-struct Ahead {
-    const std::byte* data = nullptr;
-    int64_t num_bytes = 0;
-
-    // Fetch a little; false if there is nothing left.
-    bool fetch();
-};
-
-// Of a product with this weight: about a cache of the second level.
-Ahead beginning_of(const PackedWeight& weight);
-
 // A rank's waits for others since the region was made.
 struct Waits {
     uint64_t ns = 0;
@@ -91,10 +77,10 @@ class Exchange {
     // Have `write` put this rank's part of some rows, at most capacity(row_bytes), into memory
     // [rows, size, row_bytes], and when all ranks have, `read` see the whole of it.
     template <class Write, class Read>
-    Status share(const Ahead& ahead, const Write& write, const Read& read) {
+    Status share(const Write& write, const Read& read) {
         const uint32_t piece = next_piece();
         write(slot(0, piece));
-        if (const Status status = meet(piece, ahead); status != Status::ok) return status;
+        if (const Status status = meet(piece); status != Status::ok) return status;
         read(slot(0, piece));
         return Status::ok;
     }
@@ -110,8 +96,8 @@ class Exchange {
     ExchangeRank& of(int rank) const;
     std::byte* slot(int rank, uint32_t piece) const;
     uint32_t next_piece() const;
-    Status meet(uint32_t piece, Ahead ahead = {});
-    bool wait_for(int rank, uint32_t piece, Ahead& ahead);
+    Status meet(uint32_t piece);
+    bool wait_for(int rank, uint32_t piece);
     bool decide(uint32_t piece, bool gives_up);
     bool is_gone(int rank) const;
     void close_all();
@@ -152,7 +138,6 @@ struct SharedProductArgs {
     Kernel<LinearTotalArgs> add;
     LinearArgs product;
     LinearTotalArgs sum;
-    Ahead ahead;
 };
 
 Status shared_product(const SharedProductArgs& args, int64_t tokens, Pool& pool);

@@ -21,16 +21,14 @@ class Program {
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
 
-    // Returns the copy, which may be changed until the program is replayed.
     template <class Args>
-    Args& append(Kernel<Args> kernel, const Args& args) {
+    void append(Kernel<Args> kernel, const Args& args) {
         static_assert(std::is_trivially_copyable_v<Args>);
         static_assert(alignof(Args) <= alignof(std::max_align_t));
         auto copy = std::make_unique<std::byte[]>(sizeof(Args));
-        Args* kept = new (copy.get()) Args(args);
-        entries_.push_back({&call<Args>, reinterpret_cast<void (*)()>(kernel), kept, 0});
+        entries_.push_back(
+            {&call<Args>, reinterpret_cast<void (*)()>(kernel), new (copy.get()) Args(args), 0});
         args_.push_back(std::move(copy));
-        return *kept;
     }
 
     // A place where the caller of replay() runs something of its own, told apart by the number.
