@@ -186,6 +186,7 @@ Exchange::Exchange(int fd, int rank) : rank_(rank) {
         header_ = std::launder(reinterpret_cast<ExchangeHeader*>(memory_));
         size_ = static_cast<int>(header_->size);
         slot_bytes_ = header_->slot_bytes;
+        has_core_ = size_ <= sysconf(_SC_NPROCESSORS_ONLN);
         if (header_->magic != kMagic || num_bytes_ != region_bytes(size_, slot_bytes_))
             throw std::invalid_argument("this is not an exchange's region");
         if (rank_ < -1 || rank_ >= size_)
@@ -246,10 +247,8 @@ bool Exchange::wait_for(int rank, uint32_t piece) {
     if (is_over()) return has_reached(other.arrived.load(std::memory_order_acquire), piece);
     ExchangeRank& own = of(rank_);
     const uint64_t began = nanoseconds();
-    // with more ranks than cores the one that is waited for may need ours
-    const bool has_core = size_ <= sysconf(_SC_NPROCESSORS_ONLN);
     std::chrono::nanoseconds spin = kSpin;
-    if (has_core && !was_long_) spin = std::chrono::nanoseconds(kLongSpinNs);
+    if (has_core_ && !was_long_) spin = std::chrono::nanoseconds(kLongSpinNs);
     for (; !spin_until(is_over, spin); spin = kSpin) {
         own.sleeps.fetch_add(1, std::memory_order_relaxed);
         other.sleepers.fetch_add(1);

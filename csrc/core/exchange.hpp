@@ -30,10 +30,10 @@ struct Waits {
 // each piece is enough: who has arrived at n + 1 has read the slots of n, so at n + 2, when all have
 // arrived at n + 1, they may be filled again.
 //
-// Who waits spins for at most 200 us, or 50 us where the wait before was longer, and then sleeps in
-// the kernel. It looks every 100 ms whether the ranks that it waits for still exist: a rank holds a
-// lock on a byte of the file, which the system releases when the process ends. The first who finds
-// one gone aborts the exchange for all.
+// Who waits spins for at most 1 ms, or 50 us where the wait before was longer or there are fewer
+// cores than ranks, and then sleeps in the kernel. It looks every 100 ms whether the ranks that it
+// waits for still exist: a rank holds a lock on a byte of the file, which the system releases when
+// the process ends. The first who finds one gone aborts the exchange for all.
 //
 // Invariants:
 // - only rank r writes its counters and slots, apart from `reset`, which needs all to be outside;
@@ -109,6 +109,7 @@ class Exchange {
     std::byte* memory_ = nullptr;
     size_t num_bytes_ = 0;
     ExchangeHeader* header_ = nullptr;
+    bool has_core_ = false;  // else a rank that is waited for may need ours
     bool was_long_ = false;  // the last wait
 };
 
