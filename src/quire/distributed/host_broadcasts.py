@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quire.distributed.meeting import Meeting, host_id
-from quire.distributed.peer_sockets import accept_user, listening_here
+from quire.distributed.peer_sockets import accept_user, link_with_descriptor, listening_here
 from quire.errors import PeersLost, WeightUpdateError
 
 MOST_LENT = 32 << 20
@@ -203,14 +203,9 @@ def _made() -> int | None:
 
 
 def _receiver(name: bytes, timeout_s: float) -> HostReceiver:
-    link = socket.socket(socket.AF_UNIX)
-    link.settimeout(timeout_s)
+    link, fd = link_with_descriptor(name, timeout_s)
     try:
-        link.connect(name)
-        _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
-        if not descriptors:
-            raise PeersLost("The memory of the group was not received: its owner has ended.")
-        with os.fdopen(descriptors[0], "rb") as file:
+        with os.fdopen(fd, "rb") as file:
             # private, which torch takes as writable: nothing is written
             ring = mmap.mmap(file.fileno(), _RING_BYTES, access=mmap.ACCESS_COPY)
     except OSError as error:

@@ -125,13 +125,24 @@ def send_descriptor(listener: socket.socket, fd: int, timeout_s: float) -> None:
 
 def receive_descriptor(name: bytes, timeout_s: float) -> int:
     """The descriptor that the process sends which listens by this name. Raises PeersLost."""
+    link, fd = link_with_descriptor(name, timeout_s)
+    link.close()
+    return fd
+
+
+def link_with_descriptor(name: bytes, timeout_s: float) -> tuple[socket.socket, int]:
+    """A connection to the process that listens by this name, and the descriptor that it sends.
+    Raises PeersLost.
+    """
+    found = socket.socket(socket.AF_UNIX)
     try:
-        with socket.socket(socket.AF_UNIX) as found:
-            found.settimeout(timeout_s)
-            found.connect(name)
-            _, descriptors, _, _ = socket.recv_fds(found, 1, 1)
+        found.settimeout(timeout_s)
+        found.connect(name)
+        _, descriptors, _, _ = socket.recv_fds(found, 1, 1)
     except OSError as error:
+        found.close()
         raise PeersLost(f"The memory of the group was not received: {error}") from error
     if not descriptors:
+        found.close()
         raise PeersLost("The memory of the group was not received: its owner has ended.")
-    return descriptors[0]
+    return found, descriptors[0]
