@@ -246,7 +246,7 @@ def _aux_layers(
     if stage is None:
         return layers
     # the output of the last layer has the number of one more, which no other stage has
-    end = stage.last + (stage.last == stage.count)
+    end = stage.last + stage.is_last
     return tuple(layer - stage.first for layer in layers if stage.first <= layer < end)
 
 

@@ -104,7 +104,8 @@ def build_worker(
         )
     support = _adapter_support(config)
     network = read_draft_network(config)
-    if stage is not None and stage.last == stage.count and network is not None:
+    is_last = stage is None or stage.is_last
+    if stage is not None and is_last and network is not None:
         stage = replace(stage, lends_table=network.borrows_table)
     room = None if support is None else support.room
     # the files are those of whole models
@@ -116,7 +117,6 @@ def build_worker(
         model = load()
     finally:
         end_preparation()
-    is_last = stage is None or stage.last == stage.count
     reports = is_last and (group is None or group.rank == 0)
     samples = config.model.generates and reports
     whole, places = _whole_spec(config, model, group, stage)

@@ -563,6 +563,11 @@ class PipelineStage:
     has_ends: bool = True
     lends_table: bool = False
 
+    @property
+    def is_last(self) -> bool:
+        """Whether its last layer is that of the whole decoder."""
+        return self.last == self.count
+
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
@@ -628,7 +633,7 @@ class Decoder:
     @property
     def is_last(self) -> bool:
         """Whether its last layer is that of the whole decoder."""
-        return self.stage is None or self.stage.last == self.stage.count
+        return self.stage is None or self.stage.is_last
 
     @property
     def layers_read_ids(self) -> bool:
