@@ -68,7 +68,7 @@ def measure(llm: LLM, args: argparse.Namespace, salt: int) -> dict[str, float]:
 
 
 class Losses:
-    """What ranks lose in some steps, from here to `figures`."""
+    """Losses of ranks in some steps, from here to `figures`."""
 
     def __init__(self, llm: LLM, num_steps: int, name: str) -> None:
         self._executor = llm.llm_engine.model_executor
@@ -82,7 +82,7 @@ class Losses:
         return [*waits, *sleeps, time.process_time()]
 
     def figures(self) -> dict[str, float]:
-        """Of a step: milliseconds that a rank waits on average, its sleeps, the core's time."""
+        """Losses in a step: a rank's average wait in milliseconds, its sleeps, the core's time."""
         *passed, core_s = (b - a for a, b in zip(self._began, self._now(), strict=True))
         if not passed:
             return {}

@@ -42,9 +42,7 @@ class HiddenStates:
     experts: tuple[Tensor, ...] = ()
 
     def after(self, earlier: HiddenStates) -> HiddenStates:
-        """The same, as the result of a pass that went through the layers of an `earlier` one
-        first.
-        """
+        """The result of both passes, where this one went on with the states of an `earlier` one."""
         return HiddenStates(self.last, earlier.aux + self.aux, earlier.experts + self.experts)
 
 

@@ -179,7 +179,7 @@ class SharedProjection:
         return self.ops.linear_total(self.parts(x, peaks), self.weight, peaks, x.dtype)
 
     def peaks(self, x: Tensor) -> Tensor | None:
-        """Those of the whole rows, where the product needs them."""
+        """The peaks of the whole rows, where the product needs them."""
         return self.group.largest(self.ops.row_peaks(x)) if self.needs_peaks else None
 
     def parts(self, x: Tensor, peaks: Tensor | None) -> Tensor:

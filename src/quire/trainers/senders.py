@@ -281,9 +281,7 @@ def broadcast_all(
     """Broadcast tensors in their order: in buffers of more than `limit` bytes, or one by one."""
     values: Iterator[tuple[str, Tensor]] = iter(tensors)
     if communicator.shares_memory:
-        limit = (
-            None  # what is sent is copied once, so that nothing is gained by putting it together
-        )
+        limit = None  # each tensor is copied once anyway: putting them together would be one more
     on_the_way: deque[tuple[BroadcastWork, Tensor]] = deque()
     for chunk in chunks_of(metas, limit) if limit is not None else ([meta] for meta in metas):
         parts = [bytes_of(next(values)[1]).to(communicator.device) for _ in chunk]
