@@ -41,8 +41,9 @@ from tests.support.streams import oracle as streams_oracle
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """One op's. Ops that prepare the arguments of others have neither `cases` nor `cost`. Without
-    `bounds`, as of an op that only chooses, moves or copies, results are the oracle's exactly.
+    """All that one op is held to. Ops that prepare the arguments of others have neither `cases` nor
+    `cost`. Without `bounds`, as of an op that only chooses, moves or copies, results are the
+    oracle's exactly.
     """
 
     op: Op[Any]

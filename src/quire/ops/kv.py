@@ -91,8 +91,8 @@ class LayerState:
 
 @dataclass(frozen=True, slots=True)
 class LayerLatents:
-    """One layer's latents: `data` [N, S, r + R], of each token the normed latent, then the rotated
-    key, and where tokens are chosen by keys of their own these, `keys` [N, S, I]. Contents are
+    """One layer's latents: `data` [N, S, r + R], with each token's normed latent, then its rotated
+    key; where tokens are chosen by keys of their own, those are `keys` [N, S, I]. Contents are
     arbitrary until they are written. All providers have this layout.
     """
 

@@ -66,7 +66,7 @@ class QuantizedLinear:
         return add_to_rows(multiply(x, self), x, self, addend)
 
     def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
-        """x [T, in] -> [T, S, out]. Of rounded rows the sum of a group is exact, and groups are
+        """x [T, in] -> [T, S, out]. For rounded rows the sum of a group is exact, and groups are
         added in order, in fp32.
         """
         if not self.rounds_rows:
@@ -103,8 +103,8 @@ def _exact(rows: Tensor, q: Tensor) -> Tensor:
 def quantize_rows(x: Tensor, peaks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x [*, C] fp32 -> whole numbers of -127..127 [*, C] (fp32) and scales [*, 1].
 
-    peaks [*]: of the rows that these are parts of. A row with a NaN or an infinity has a NaN as its
-    scale.
+    peaks [*]: those of the rows that these are parts of. A row with a NaN or an infinity has a NaN
+    as its scale.
     """
     largest = (peaks_of(x) if peaks is None else peaks).unsqueeze(-1)
     numbers = (x * inverses_of(largest, MOST)).round().clamp(-MOST, MOST)

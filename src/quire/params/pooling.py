@@ -47,7 +47,7 @@ TASKS = {
 }
 VECTOR_TASKS = tuple(name for name, task in TASKS.items() if task.has_vectors)
 TOKEN_TASKS = tuple(name for name, task in TASKS.items() if task.is_of_tokens)
-"""A request without a task asks for the first of these that its model can do."""
+"""Tasks of tokens: a request without a task asks for the first one that its model can do."""
 _NAMES = (*TASKS, "plugin", "embed&token_classify")
 
 GONE_TASKS = {"score": "classify", "encode": "token_embed or token_classify"}

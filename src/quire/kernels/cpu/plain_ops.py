@@ -15,7 +15,7 @@ from quire.ops.catalog import CATALOG, Ops
 
 @dataclass(slots=True)
 class CurrentPlan:
-    """Stands in a recorded batch for an attention plan that is another one each step.
+    """Stands in a recorded batch for an attention plan, of which each step has one of its own.
 
     `plan` is set before every replay; during recording it is a plan for no rows.
     """
@@ -25,7 +25,7 @@ class CurrentPlan:
 
 def recordable(ops: Ops, runtime: CpuRuntime) -> Ops:
     """`ops` whose functions outside of the native code record themselves, too: those of other
-    providers, and those that the native one has from their contracts.
+    providers, and those for which the native one has their definitions.
 
     They cost what they cost without a program, and one copy of their results.
     """

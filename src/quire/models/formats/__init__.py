@@ -55,7 +55,7 @@ _INSTEAD = (
 )
 
 MLX_KEY = "quantization"
-"""Of config.json, where mlx-lm says it; it repeats the object as `quantization_config`."""
+"""Key of config.json that mlx-lm writes; it repeats the object as `quantization_config`."""
 KEYS = ("quantization_config", "compression_config", MLX_KEY)
 """Keys of config.json, the second in old files of compressed-tensors."""
 FILE = "quantization_file"

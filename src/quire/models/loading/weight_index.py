@@ -26,7 +26,8 @@ class _Index(msgspec.Struct):
 
 
 def read_index(path: Path, ending: str) -> dict[str, str] | None:
-    """Tensor name -> name of its file in the same folder, which ends so; None without an index.
+    """Tensor name -> name of its file in the same folder, which has this ending; None without an
+    index.
 
     Raises CorruptCheckpoint for anything else.
     """

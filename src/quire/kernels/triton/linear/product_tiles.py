@@ -106,8 +106,8 @@ def float32_tile(shape: ProductShape) -> ProductTile:
 
 
 def _outputs(rows: int, shape: ProductShape) -> int:
-    """As many as leave a program to most SMs, or to half of them where x would be read too often
-    otherwise.
+    """As many outputs as leave a program to most SMs, or to half of them where x would be read too
+    often otherwise.
     """
     if rows == MANY:
         return 128
@@ -119,9 +119,9 @@ def _outputs(rows: int, shape: ProductShape) -> int:
 
 
 def _depth(rows: int, shape: ProductShape) -> int:
-    """A run of each output's weights. Of four bits, where the loop is unrolled over pairs of
-    groups, two pairs at most (the compiler takes three times as long for four) and, beyond few
-    rows, half a run, since as many inputs of x come with it.
+    """Inputs of a run of each output's weights. With four bits, where the loop is unrolled over
+    pairs of groups, two pairs at most (the compiler takes three times as long for four) and, beyond
+    few rows, half a run, since as many inputs of x come with it.
     """
     if shape.bits != 4:
         return _RUN * 8 // shape.bits
@@ -140,8 +140,8 @@ def _stages(rows: int, outputs: int, depth: int, shape: ProductShape) -> int:
 
 
 def _warps(rows: int, outputs: int) -> int:
-    """One for each 16 outputs up to four, eight for 128. Two with few rows: four would have 64 of
-    them multiplied by the instructions for whole warp groups, for which weights that are widened
+    """One warp for each 16 outputs up to four, eight for 128. Two with few rows: four would have 64
+    outputs multiplied by the instructions for whole warp groups, for which weights that are widened
     come out of shared memory two bytes at a time.
     """
     if outputs == 128:

@@ -10,7 +10,7 @@ DTYPE_NAMES = {
     torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64",
     torch.bool: "BOOL",
 }  # fmt: skip
-"""Types of numbers by their names in safetensors files, as layouts of codes ask for them."""
+"""Names of types of numbers in safetensors files, by which layouts of codes ask for them."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
