@@ -20,8 +20,8 @@ import msgspec
 from quire.engine.client.control_state import REPEATABLE, ControlState
 from quire.engine.client.journal import CoreJournal, JournalEntry
 from quire.engine.client.kept_media import KeptMedia, Remaking
-from quire.engine.client.open_update import SPOIL, OpenUpdate
 from quire.engine.client.remote_cores import RemoteCores
+from quire.engine.client.update_watch import SPOIL, UpdateWatch
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.wire.output_parts import Finished, FinishReason
@@ -74,7 +74,7 @@ class Supervisor:
         self._clock = clock
         self._journals: dict[int, CoreJournal] = {}
         self._control = ControlState()
-        self._update = OpenUpdate()
+        self._update = UpdateWatch()
         self._restart_at: dict[int, float] = {}
         self._started_at: dict[int, float] = {}
         self._short_since: dict[int, float] = {}

@@ -26,7 +26,7 @@ _PHASES = {
 """Calls of cores, also of workers by name, -> their part in an update."""
 
 
-class OpenUpdate:
+class UpdateWatch:
     """Follows the calls of an update. Calls that it returns are to be sent to all cores.
 
     Invariant: while `_failure` has a text, no update is open, and its trainer does not know.
