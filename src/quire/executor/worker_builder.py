@@ -46,7 +46,9 @@ from quire.models.cutting.stages import memory_places
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
 from quire.models.foreign.implementation import AnyDecoder
+from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of, plan_kv_pool
+from quire.models.loading.weights import inputs_together
 from quire.models.pooling.spec import PoolerSpec
 from quire.models.spec import Decoder, PipelineStage
 from quire.params import PoolingParams, SamplingParams
@@ -278,7 +280,11 @@ def _whole_spec(
         return model.spec, None
     whole = read_spec(config.model.hf_config, config.model.pooler)
     places = memory_places(whole, stage)
-    return (whole if group is None else shard(whole, group.size)), places
+    if group is None:
+        return whole, places
+    # as its weights are cut: heads whose inputs have one scale stay together
+    inputs = inputs_together(config.recipe, read_storage(config.model.hf_config))
+    return shard(whole, group.size, inputs), places
 
 
 def _transfers(

@@ -23,6 +23,7 @@ CELLS = {
     "pictures qwen3_vl": "tp 2 x pp 2",
     "pooled bert-relu": "pp 2",
     "format awq": "tp 4",
+    "format fp8-blocks": "tp 2 x pp 2",
     "nine heads drafts": "tp 3",
     "llama float32 copies": "dp 2 x tp 2",
     "mixtral float32 copies that share experts": "ep 2",

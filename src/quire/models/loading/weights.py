@@ -218,7 +218,7 @@ def own_part(
     stage: PipelineStage | None = None,
 ) -> Decoder:
     """The part of the decoder that a worker has, of a stage only its layers."""
-    own = decoder if group is None else _sharded(decoder, group, _group_size(recipe, storage))
+    own = decoder if group is None else _sharded(decoder, group, inputs_together(recipe, storage))
     return own if stage is None else cut(own, stage)
 
 
@@ -256,7 +256,7 @@ def _warn_of(storage: Storage, dtype: torch.dtype) -> None:
         )
 
 
-def _group_size(recipe: Recipe, storage: Storage | None) -> int:
+def inputs_together(recipe: Recipe, storage: Storage | None) -> int:
     """Inputs of projections that must stay together when these are cut."""
     return recipe.group if storage is None else storage.group
 
