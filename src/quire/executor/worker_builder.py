@@ -59,7 +59,7 @@ from quire.runner.encoder_outputs import EncoderOutputs
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.forward.shared_scores import SharedScores
-from quire.runner.head import RowHead
+from quire.runner.head import IdleHead, RowHead
 from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel, StepModel
 from quire.runner.residence import LoadedModel, Residence
@@ -136,8 +136,11 @@ def build_worker(
         head, draft = _token_head(config, platform, runner, forward, group, network)
         runner.register(SamplingParams, head)
     elif config.model.generates:
-        follower = TokenFollower(runner.rows, group, forward if shares_head else None)
-        runner.register(SamplingParams, follower)
+        # the ids come with a later step where no worker of a group draws them
+        idle: RowHead = IdleHead(("generate",))
+        if group is not None:
+            idle = TokenFollower(runner.rows, group, forward if shares_head else None)
+        runner.register(SamplingParams, idle)
     if config.model.pooler is not None:
         runner.register(PoolingParams, _pooling_head(runner, config.model.pooler))
     if is_last:
@@ -459,10 +462,10 @@ def _pooling_head(runner: ModelRunner, pooler: PoolerSpec) -> RowHead:
     """Make the head of rows that pool."""
     model = runner.model
     assert isinstance(model, DecoderModel), "a model that pools"
-    from quire.runner.pooling.pooling_head import LaterPooling, PoolingHead  # few models pool
-
     if model.pooler is None:
-        return LaterPooling(pooler)
+        return IdleHead(pooler.tasks)
+    from quire.runner.pooling.pooling_head import PoolingHead  # few models pool
+
     results = None if runner.media is None else runner.media.result_of
     return PoolingHead(model, runner.rows, runner.device, runner.adapters, results)
 

@@ -82,3 +82,24 @@ class RowHead(Watcher, Protocol):
     def needs_host_ids(self, params: RequestParams) -> bool:
         """Whether a request with these parameters must not be scheduled ahead of its last id."""
         ...
+
+
+class IdleHead:
+    """Serves rows that have no results on this worker: a later pipeline stage computes them."""
+
+    def __init__(self, tasks: tuple[str, ...]) -> None:
+        self.tasks = tasks
+
+    def needs_host_ids(self, params: RequestParams) -> bool:
+        """Return False: this worker needs no ids on the host."""
+        return False
+
+    def add_row(self, new: NewRow) -> None:
+        """Do nothing: this head has no state per row."""
+
+    def remove_row(self, row: int) -> None:
+        """Do nothing: this head has no state per row."""
+
+    def begin(self, inputs: StepInputs) -> HeadStep | None:
+        """Take no part in the step."""
+        return None

@@ -1,6 +1,4 @@
-"""The head of generating rows on a worker that does not sample: one that shares its layers with the
-worker that does, or has earlier ones.
-"""
+"""The head of generating rows on a worker that shares its layers with the one that samples."""
 
 from __future__ import annotations
 
@@ -11,48 +9,30 @@ from torch import Tensor
 
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.decoder import HiddenStates
-from quire.params import RequestParams
 from quire.runner.batch import StepInputs
 from quire.runner.forward.forward import Forward
+from quire.runner.head import IdleHead
 from quire.runner.rows import Rows
 from quire.step.columns import RunnerOutput
 from quire.step.grammar_mask import GrammarMask
-from quire.step.plan import NewRow
 
 
-class TokenFollower:
+class TokenFollower(IdleHead):
     """Writes the ids that the group's first worker draws into this worker's rows; that worker
-    reports the results. What depends on these comes with a later step (`NewTokens`), and without
-    a group so do the ids.
+    reports the results. What depends on these comes with a later step (`NewTokens`).
     """
 
-    def __init__(
-        self, rows: Rows, group: WorkerGroup | None, forward: Forward | None = None
-    ) -> None:
+    def __init__(self, rows: Rows, group: WorkerGroup, forward: Forward | None = None) -> None:
         """`forward` has run the step's model, and computes this worker's part of its scores; None:
         the first worker computes all of them.
         """
+        super().__init__(("generate",))
         self._rows = rows
         self._group = group
         self._forward = forward
 
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return ("generate",)
-
-    def needs_host_ids(self, params: RequestParams) -> bool:
-        """Return False: this worker needs no ids on the host."""
-        return False
-
-    def add_row(self, new: NewRow) -> None:
-        """Do nothing: this head has no state per row."""
-
-    def remove_row(self, row: int) -> None:
-        """Do nothing: this head has no state per row."""
-
-    def begin(self, inputs: StepInputs) -> FollowerStep | None:
-        if self._group is None:
-            return None
+    def begin(self, inputs: StepInputs) -> FollowerStep:
+        """Stage the step in which the ids are received."""
         return FollowerStep(self._rows, self._group, self._forward, inputs)
 
 

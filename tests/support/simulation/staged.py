@@ -23,9 +23,9 @@ from quire.params import PoolingParams, SamplingParams
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import CpuDevice
 from quire.runner.forward.stage_output import StageOutput
+from quire.runner.head import IdleHead
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
-from quire.runner.token_follower import TokenFollower
 from quire.scheduling.request import Request
 from quire.scheduling.settings import SchedulerConfig
 from quire.step.columns import RunnerOutput
@@ -95,7 +95,7 @@ class StageRunner(ModelRunner):
             forward=cast(Any, self.ids_of),
         )
         for kind in (SamplingParams, PoolingParams):
-            self.register(kind, TokenFollower(rows, None))
+            self.register(kind, IdleHead(("generate",)))
 
     @staticmethod
     def ids_of(batch: Batch, *, samples_all: bool) -> HiddenStates:

@@ -134,29 +134,6 @@ class PoolingHead:
         return PoolingStep(self, parts) if parts else None
 
 
-class LaterPooling:
-    """Serves the rows that pool in an earlier pipeline stage: a later one pools them."""
-
-    def __init__(self, spec: PoolerSpec) -> None:
-        self.spec = spec
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return self.spec.tasks
-
-    def needs_host_ids(self, params: RequestParams) -> bool:
-        return False
-
-    def add_row(self, new: NewRow) -> None:
-        """Do nothing: the rows have their tokens, and this keeps nothing more."""
-
-    def remove_row(self, row: int) -> None:
-        """Do nothing: nothing is kept."""
-
-    def begin(self, inputs: StepInputs) -> None:
-        """Take no part in steps."""
-
-
 class PoolingStep:
     """This head's part of one step. What it keeps of prompts counts after `advance`."""
 
