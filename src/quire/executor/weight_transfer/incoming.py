@@ -32,9 +32,14 @@ class Window:
     messages: Sequence[Sequence[TensorMeta]]
 
     @property
+    def metas(self) -> list[TensorMeta]:
+        """Its tensors, in the order in which they come."""
+        return [meta for message in self.messages for meta in message]
+
+    @property
     def nbytes(self) -> int:
         """The memory of all its tensors."""
-        return sum(meta.nbytes for message in self.messages for meta in message)
+        return sum(meta.nbytes for meta in self.metas)
 
 
 def packed_windows(metas: Iterable[TensorMeta], limit: int) -> list[Window]:
@@ -62,22 +67,19 @@ class Rooms:
         if kept is None or len(kept) < nbytes:
             # let go of first: there may be no room for both
             kept = self._kept[place % 2] = None
-            kept = self._fresh(nbytes)
+            kept = self.fresh(nbytes)
             if nbytes <= _MOST_KEPT:
                 self._kept[place % 2] = kept
         return kept[:nbytes]
 
-    def _fresh(self, nbytes: int) -> Tensor:
+    def fresh(self, nbytes: int) -> Tensor:
+        """Memory that was not used before."""
         if self._device.type != "cpu" or not nbytes:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         # the C library keeps what is smaller than 32 MiB
         pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         _ask_for_huge_pages(pages)
         return torch.frombuffer(pages, dtype=torch.uint8)
-
-    def take_aside(self, nbytes: int) -> Tensor:
-        """Memory for one tensor."""
-        return self._fresh(nbytes)
 
     def clear(self) -> None:
         """Give the memory back."""
@@ -130,12 +132,9 @@ class IncomingTensors:
 
     def _taken(self, lender: HostReceiver) -> Iterator[list[tuple[str, Tensor]]]:
         """The tensors where the trainer has written them, who meanwhile writes the next."""
-        metas = [
-            meta for window in self._windows for message in window.messages for meta in message
-        ]
-        for window in separate_windows(metas):
-            [*run] = (meta for message in window.messages for meta in message)
-            data = lender.take([meta.nbytes for meta in run], self._rooms.take_aside)
+        metas = [meta for window in self._windows for meta in window.metas]
+        for run in layer_runs(metas, _WINDOW_BYTES):
+            data = lender.take([meta.nbytes for meta in run], self._rooms.fresh)
             tensors = [
                 view
                 for meta, part in zip(run, data, strict=True)
@@ -169,5 +168,4 @@ class _Reception:
         """Wait for them."""
         for work in self.works:
             work.wait()
-        metas = [meta for message in self.window.messages for meta in message]
-        return list(views_of(self.room, metas))
+        return list(views_of(self.room, self.window.metas))
