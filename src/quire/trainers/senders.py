@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -304,28 +304,30 @@ def while_engine(
     error first: it says why the other one failed. `act` is given up when `call` has failed and
     `act` has not ended `patience_s` later: its thread may wait until its time is over.
     """
-    ends: queue.Queue[tuple[bool, Any, BaseException | None]] = queue.Queue()
-
-    def run(does: Callable[[], Any], is_call: bool) -> None:
-        try:
-            ends.put((is_call, does(), None))
-        except BaseException as error:
-            ends.put((is_call, None, error))
-
-    for does, is_call in ((call, True), (act, False)):
-        threading.Thread(target=run, args=(does, is_call), name="weights", daemon=True).start()
-    first_is_call, done, first = ends.get()
-    second: BaseException | None = None
-    try:
-        # the engines may say a little later why `act` has failed
-        after_s = patience_s if first_is_call else _PATIENCE_S
-        _, later, second = ends.get(timeout=None if first is None else after_s)
-        done = later if first_is_call else done
-    except queue.Empty:
-        if first_is_call:
+    asked, acted = _begun(call), _begun(act)
+    wait((asked, acted), return_when=FIRST_EXCEPTION)
+    if not acted.done():
+        wait((acted,), patience_s)
+        if not acted.done():
             give_up()
-    failures = (first, second) if first_is_call else (second, first)
-    for error in failures:
-        if error is not None:
-            raise error
-    return done
+    elif not asked.done():
+        # the engines may say a little later why `act` has failed
+        wait((asked,), _PATIENCE_S)
+    for future in (asked, acted):
+        if future.done():
+            future.result()
+    return acted.result()
+
+
+def _begun(call: Callable[[], Any]) -> Future[Any]:
+    """The result of a call in a thread of its own, which does not keep the program from ending."""
+    result: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="weights", daemon=True).start()
+    return result
