@@ -95,7 +95,7 @@ class PackAhead {
     bool add_rows(int64_t block, const PackedWeight& weight, size_t offset, int64_t first,
                   int64_t count, int64_t file, size_t at) {
         const MappedFile& from = *files_.at(size_t(file));
-        const size_t element = weight.type == Type::f32 ? 4 : 2;
+        const auto element = static_cast<size_t>(size_of(weight.type));
         const size_t bytes = size_t(count) * size_t(weight.in) * element;
         if (at % element != 0 || at > from.size() || bytes > from.size() - at) return false;
         blocks_.at(size_t(block)).rows.push_back(

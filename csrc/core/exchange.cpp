@@ -63,8 +63,6 @@ thread_local std::string last_reason;
 // a wait was longer, a rank has lost its core to somebody, who can have ours.
 constexpr uint64_t kLongSpinNs = 1'000'000;
 
-int64_t num_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
-
 uint64_t nanoseconds() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
@@ -120,8 +118,8 @@ Status shared_product(const SharedProductArgs& args, int64_t tokens, Pool& pool)
     Exchange& exchange = *args.exchange;
     const int64_t width = args.sum.width, size = exchange.size();
     const int64_t most = exchange.capacity(width * static_cast<int64_t>(sizeof(float)));
-    const int64_t x_row = args.product.x.token_stride * num_bytes(args.product.weight.type);
-    const int64_t y_row = width * num_bytes(args.sum.type);
+    const int64_t x_row = args.product.x.token_stride * size_of(args.product.weight.type);
+    const int64_t y_row = width * size_of(args.sum.type);
     for (int64_t first = 0; first < tokens; first += most) {
         const int64_t rows = std::min(most, tokens - first);
         LinearArgs product = args.product;

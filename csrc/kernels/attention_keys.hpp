@@ -47,7 +47,7 @@ struct Keys {
     bool has_scales() const { return kv.is_int8; }
     // Of the keys or the values of a tile.
     int64_t tile_bytes() const {
-        const int64_t size = kv.is_int8 ? 1 : type == Type::f32 ? 4 : 2;
+        const int64_t size = kv.is_int8 ? 1 : size_of(type);
         return kLanes * kv.head_dim * size;
     }
 

@@ -24,7 +24,7 @@ struct CodedPanel {
         : bits(bits_of(w.form)),
           group(w.group),
           groups((w.in + w.group - 1) / w.group),
-          scale_bytes(w.scale_type == Type::f32 ? 4 : 2),
+          scale_bytes(size_of(w.scale_type)),
           has_zeros(w.has_zeros) {}
 
     int64_t group_bytes() const { return group * bits / 8 * kPanel; }  // of codes

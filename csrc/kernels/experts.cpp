@@ -20,8 +20,6 @@ namespace {
 constexpr int64_t kBlockBytes = 128 << 20;
 constexpr int64_t kFewestTokens = 256;  // of such a block
 
-int64_t element_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
-
 bool has_adapters(const ExpertsArgs& a, const LoraBank& bank) {
     return a.slots != nullptr && bank.a != nullptr;
 }
@@ -49,7 +47,7 @@ struct Pairs {
 
     Pairs(const ExpertsArgs& a, int64_t num_tokens, char* memory)
         : tokens(num_tokens), count(num_tokens * a.top_k), memory_(memory) {
-        const int64_t bytes = element_bytes(a.up->type);
+        const int64_t bytes = size_of(a.up->type);
         take(groups, a.experts < count ? a.experts : count);
         take(next, a.experts);
         take(sources, count);

@@ -15,6 +15,7 @@ namespace quire {
 
 enum class Type : int32_t { f32, bf16, f16 };
 constexpr int kNumTypes = 3;
+constexpr int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }  // in bytes
 
 enum class Status : int32_t {
     ok,

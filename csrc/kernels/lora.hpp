@@ -40,7 +40,7 @@ inline void add_piece(const LoraBank& bank, int64_t slot, const LoraPiece& piece
 // Ask for the values of B that add_lora reads for the same outputs, of adapters that no other row
 // has had in the cache.
 inline void prefetch_lora(const LoraBank& bank, int64_t slot, int64_t lane, int64_t count) {
-    const int64_t bytes = bank.type == Type::f32 ? 4 : 2;
+    const int64_t bytes = size_of(bank.type);
     for (int64_t p = 0; p < bank.num_pieces; ++p) {
         const LoraPiece& piece = bank.pieces[p];
         const int64_t rank = bank.ranks[slot * bank.parts + piece.part];

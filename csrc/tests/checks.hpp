@@ -20,8 +20,6 @@ inline void require(bool condition, const std::string& what) {
     std::exit(1);
 }
 
-inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
-
 // `count` numbers of either sign around 1, which follow from the seed.
 inline void fill_numbers(unsigned char* to, Type type, int64_t count, uint32_t seed) {
     for (int64_t i = 0; i < count; ++i) {
