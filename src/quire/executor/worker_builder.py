@@ -136,11 +136,7 @@ def build_worker(
         head, draft = _token_head(config, platform, runner, forward, group, network)
         runner.register(SamplingParams, head)
     elif config.model.generates:
-        # the ids come with a later step where no worker of a group draws them
-        idle: RowHead = IdleHead(("generate",))
-        if group is not None:
-            idle = TokenFollower(runner.rows, group, forward if shares_head else None)
-        runner.register(SamplingParams, idle)
+        runner.register(SamplingParams, _follower(runner, group, forward if shares_head else None))
     if config.model.pooler is not None:
         runner.register(PoolingParams, _pooling_head(runner, config.model.pooler))
     if is_last:
@@ -456,6 +452,13 @@ def _token_head(
         share=None if group is None else group.broadcast,
     )
     return head, draft
+
+
+def _follower(runner: ModelRunner, group: WorkerGroup | None, forward: Forward | None) -> RowHead:
+    """Make the head of generating rows of a worker that does not sample."""
+    if group is None:
+        return IdleHead(("generate",))  # their ids come with a later step
+    return TokenFollower(runner.rows, group, forward)
 
 
 def _pooling_head(runner: ModelRunner, pooler: PoolerSpec) -> RowHead:
