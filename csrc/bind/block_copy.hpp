@@ -77,11 +77,14 @@ inline void bind_block_copy(nanobind::module_& m) {
     nanobind::class_<TouchAhead>(
         m, "TouchAhead", "Has a thread give pages to memory of `owner`, for as long as it lives.")
         .def(
-            "__init__",
-            [](TouchAhead* self, uintptr_t memory, size_t size, nanobind::handle) {
-                new (self) TouchAhead(at_address<std::byte>(memory), size);
+            "__init__", [](TouchAhead* self, nanobind::handle) { new (self) TouchAhead(); },
+            "owner"_a, nanobind::keep_alive<1, 2>())
+        .def(
+            "touch",
+            [](TouchAhead& self, uintptr_t memory, size_t size) {
+                self.touch(at_address<std::byte>(memory), size);
             },
-            "memory"_a, "size"_a, "owner"_a, nanobind::keep_alive<1, 4>());
+            "memory"_a, "size"_a);
 }
 
 }  // namespace quire

@@ -18,41 +18,68 @@
 
 namespace quire {
 
-#if defined(__linux__)
-
 namespace {
 
 constexpr size_t kPiece = size_t(2) << 20;
 constexpr size_t kPage = 4096;
-// A piece takes about 1 ms. A low priority would do instead, but a process that is killed ends only
-// with its last thread, which must not wait for the processor then.
-constexpr std::chrono::milliseconds kPause(9);
+// A tenth of a core, as a piece takes from 1 ms to 4, where the host of a virtual machine has to
+// find the memory. A low priority would do instead, but a process that is killed ends only with its
+// last thread, which must not wait for the processor then.
+constexpr int kRest = 9;
+constexpr std::chrono::milliseconds kLongestRest(100);
+
+#if defined(__linux__)
+bool populate(std::byte* start, size_t size) {
+    return madvise(start, size, MADV_POPULATE_WRITE) == 0;
+}
+#else
+bool populate(std::byte*, size_t) { return false; }
+#endif
 
 }  // namespace
 
-TouchAhead::TouchAhead(std::byte* memory, size_t size) {
+void TouchAhead::touch(std::byte* memory, size_t size) {
     const size_t skip = (kPage - reinterpret_cast<uintptr_t>(memory) % kPage) % kPage;
     if (size < skip + kPage) return;
+    std::lock_guard lock(mutex_);
+    if (ends_) return;
+    waiting_.push_back({memory + skip, (size - skip) / kPage * kPage});
+    changed_.notify_one();
+    if (thread_.joinable()) return;
     try {
-        thread_ = std::thread(&TouchAhead::run, this, memory + skip, (size - skip) / kPage * kPage);
+        thread_ = std::thread(&TouchAhead::run, this);
     } catch (const std::system_error&) {  // no more threads: who writes waits for the pages
     }
 }
 
-void TouchAhead::run(std::byte* start, size_t size) {
-    for (size_t at = 0; at < size && !ends_; at += kPiece) {
-        if (madvise(start + at, std::min(kPiece, size - at), MADV_POPULATE_WRITE) != 0) return;
-        std::this_thread::sleep_for(kPause);
+void TouchAhead::run() {
+    using Clock = std::chrono::steady_clock;
+    std::unique_lock lock(mutex_);
+    while (true) {
+        changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
+        if (ends_) return;
+        Piece& next = waiting_.front();
+        const Piece piece{next.start, std::min(kPiece, next.size)};
+        next = {next.start + piece.size, next.size - piece.size};
+        if (next.size == 0) waiting_.pop_front();
+        lock.unlock();
+        const auto began = Clock::now();
+        const bool is_done = populate(piece.start, piece.size);
+        const auto rest = std::min<Clock::duration>(kRest * (Clock::now() - began), kLongestRest);
+        lock.lock();
+        if (!is_done) ends_ = true;
+        changed_.wait_for(lock, rest, [this] { return ends_; });
     }
 }
 
-#else
-
-TouchAhead::TouchAhead(std::byte*, size_t) {}
-
-void TouchAhead::run(std::byte*, size_t) {}
-
-#endif
+TouchAhead::~TouchAhead() {
+    {
+        std::lock_guard lock(mutex_);
+        ends_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+}
 
 namespace {
 
@@ -91,11 +118,6 @@ void touch_start(std::shared_ptr<Memory> memory) {
     } catch (const std::system_error&) {  // no more threads: the first request waits for the pages
         starts.waiting.clear();
     }
-}
-
-TouchAhead::~TouchAhead() {
-    ends_ = true;
-    if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace quire

@@ -1,9 +1,11 @@
 // Memory that is touched before it is needed.
 #pragma once
 
-#include <atomic>
+#include <condition_variable>
 #include <cstddef>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "core/memory.hpp"
@@ -13,20 +15,31 @@ namespace quire {
 // A thread, which sleeps most of the time, gives pages to memory, whose contents stay: who writes
 // there later waits for none of them. It does nothing where the system cannot.
 class TouchAhead {
- public:
-    // Returns at once. The memory stays mapped for as long as this object lives.
-    TouchAhead(std::byte* memory, size_t size);
+   public:
+    TouchAhead() = default;
 
-    // The memory is not touched any more when this returns, after some milliseconds.
+    // Returns at once; pieces are touched in the order of the calls. The memory stays mapped for as
+    // long as this object lives.
+    void touch(std::byte* memory, size_t size);
+
+    // No memory is touched any more when this returns, after some milliseconds.
     ~TouchAhead();
 
     TouchAhead(const TouchAhead&) = delete;
     TouchAhead& operator=(const TouchAhead&) = delete;
 
- private:
-    void run(std::byte* start, size_t size);
+   private:
+    struct Piece {
+        std::byte* start;
+        size_t size;
+    };
 
-    std::atomic<bool> ends_{false};
+    void run();
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<Piece> waiting_;
+    bool ends_ = false;
     std::thread thread_;
 };
 

@@ -19,6 +19,7 @@ from quire.models.layer_memory import KeyValues, Latents, LayerMemory, NumberByt
 from quire.ops import Ops
 from quire.ops.kv import BlockMemory, BlockShape, KVShape, LatentShape, StateShape
 from quire.runner.devices.device import Array
+from quire.runner.pages_ahead import PagesAhead
 
 _ALIGNMENT = 64
 """Bytes to a multiple of which each part of a block's content begins."""
@@ -69,6 +70,7 @@ class KVCache:
 
     def release(self) -> None:
         """Release the memory and its contents; `layers` is empty until `restore`."""
+        self.pages = PagesAhead(())
         self._views = []
         self._parts, self._places_of = {}, {}
         self.layers.clear()
@@ -81,6 +83,7 @@ class KVCache:
                 self._views.append(view)
                 for layer in layers:
                     self.layers[layer] = view
+        self.pages = PagesAhead([part for view in self._views for part in view.parts])
 
     def resize(self, num_blocks: int) -> None:
         """Replace the memory by that of `num_blocks` blocks; all contents are lost."""

@@ -75,7 +75,8 @@ class SlotTable:
         native, _ = find_native()
         if native is not None:
             whole = np.frombuffer(self.memory, np.uint8)
-            self._touching = native.TouchAhead(whole.ctypes.data, whole.nbytes, whole)
+            self._touching = native.TouchAhead(whole)
+            self._touching.touch(whole.ctypes.data, whole.nbytes)
 
     def start_of(self, place: int) -> int:
         """The place of a slot's first byte in the memory."""
