@@ -169,7 +169,7 @@ def test_steps_keep_away_from_the_goal_where_a_machine_is_uneven(machine):
         scene.add(handle, length)
         times = sorted(seconds for _, seconds in scene.run()[:-1])
     assert times[int(0.99 * len(times))] <= 0.31
-    assert times[len(times) // 2] >= 0.65 * GOAL, "prompts wait longer than they must"
+    assert times[len(times) // 2] >= 0.6 * GOAL, "prompts wait longer than they must"
 
 
 @pytest.mark.parametrize("streams", [1, 4])
