@@ -7,6 +7,7 @@ in a virtual machine, whose host has to find the memory, for a sixth of a second
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,13 +38,15 @@ class PagesAhead:
         """Blocks below it have pages, or will soon."""
         native, _ = find_native() if large else (None, "")
         self._thread: Any = native and native.TouchAhead(parts)
+        self.due: float = math.inf if self._thread is None else 0
+        """`expect` has something to do from this block on."""
 
     def expect(self, block: int) -> None:
         """Have pages given to what comes behind `block`, which a request has now."""
-        is_whole = self._thread is None or self._touched >= self._num_blocks
-        if is_whole or block + self._lead < self._touched:
+        if block < self.due:
             return
         first = max(self._touched, block + 1)
         self._touched = min(block + 1 + 2 * self._lead, self._num_blocks)
+        self.due = math.inf if self._touched == self._num_blocks else self._touched - self._lead
         for start, size in self._block_bytes.items():
             self._thread.touch(start + first * size, max(0, self._touched - first) * size)

@@ -336,8 +336,8 @@ class ModelRunner:
         """Copy and zero blocks, fill slots of adapters and encode media before a step computes:
         once, however often it is launched.
         """
-        if plan.added or plan.new_blocks:
-            self.kv_cache.pages.expect(plan.highest_block)
+        if (highest := plan.highest_block) >= self.kv_cache.pages.due:
+            self.kv_cache.pages.expect(highest)
         if plan.copies:
             self.kv_cache.copy(plan.copies)
         if plan.zero_blocks:
