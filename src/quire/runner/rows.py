@@ -87,6 +87,8 @@ class Rows:
             for size in block_sizes
         ]
         self.device_tables = [device.table(table) for table in self.tables]
+        self.highest_block = -1
+        """The highest block that a row had so far."""
         self._num_blocks = np.zeros((len(block_sizes), num_rows + 1), dtype=np.int64)
         self._step_id = -1
         self._changed_at = np.full(num_rows, -1, dtype=np.int64)
@@ -244,4 +246,5 @@ class Rows:
     def _write_blocks(self, group: int, row: int, first: int, blocks: Sequence[int]) -> None:
         self.tables[group][row, first : first + len(blocks)] = blocks
         self._num_blocks[group, row] = first + len(blocks)
+        self.highest_block = max(self.highest_block, max(blocks, default=-1))
         self._device.write(self.device_tables[group], row, first, blocks)

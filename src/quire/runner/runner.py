@@ -336,8 +336,8 @@ class ModelRunner:
         """Copy and zero blocks, fill slots of adapters and encode media before a step computes:
         once, however often it is launched.
         """
-        if (highest := plan.highest_block) >= self.kv_cache.pages.due:
-            self.kv_cache.pages.expect(highest)
+        if self.rows.highest_block >= self.kv_cache.pages.due:
+            self.kv_cache.pages.expect(self.rows.highest_block)
         if plan.copies:
             self.kv_cache.copy(plan.copies)
         if plan.zero_blocks:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -171,13 +170,6 @@ class StepPlan(msgspec.Struct, gc=False):
         """The number of tokens that the step computes, including drafts."""
         chunked = sum(chunk.num_tokens for chunk in self.chunks)
         return len(self.decode_rows) + sum(self.decode_drafts or ()) + chunked
-
-    @property
-    def highest_block(self) -> int:
-        """The highest block that a row gets, -1 where none gets any."""
-        tables = [table for new in self.added for table in new.block_ids]
-        tables += [new.block_ids for new in self.new_blocks]
-        return max(chain.from_iterable(tables), default=-1)
 
     @property
     def sampled_rows(self) -> list[int]:
