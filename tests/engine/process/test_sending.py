@@ -2,6 +2,7 @@
 
 import socket
 import tempfile
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from quire.engine.wire.messages import (
     UtilityRequest,
 )
 from quire.engine.wire.output_parts import Finished, FinishReason
-from quire.errors import RequestError
+from quire.errors import EngineDeadError, RequestError
 from quire.params import SamplingParams
 from quire.processes.codec import MessageDecoder
 
@@ -47,6 +48,9 @@ class Core:
 
     def list_loras(self):
         raise SystemExit(HALF)
+
+    def lose(self, *_):
+        raise EngineDeadError("QuireWorker-1 was killed by SIGKILL.")
 
 
 class Loop:
@@ -132,3 +136,20 @@ def test_the_last_word_of_a_core_is_sent_whatever_it_is(loop):
     loop.proc._say_dead(LookupError(HALF))
     assert loop._output.poll(20_000)
     assert loop._output.recv_multipart()[2] == f"LookupError: {PLAIN}".encode()
+
+
+@pytest.mark.parametrize("what", ["a request", "a call", "a call that waits"])
+def test_what_comes_while_a_worker_is_lost_is_left_to_the_next_life(loop, what):
+    """An answer would end it, though the core is restarted."""
+    if what == "a request":
+        loop.core.take_in = loop.core.lose
+        loop.proc.add_request(EngineCoreRequest(5, [1], SamplingParams(), 0, 0.0))
+    else:
+        answer = Future()
+        loop.core.is_sleeping = loop.core.lose if what == "a call" else lambda: answer
+        loop.proc._serve_utility(UtilityRequest(3, "is_sleeping", []))
+        answer.set_exception(EngineDeadError("QuireWorker-1 was killed by SIGKILL."))
+    with pytest.raises(EngineDeadError, match="QuireWorker-1 was killed"):
+        loop.proc._take_input()
+    loop.proc._send(EngineCoreOutputs(handles=[6], token_ids=[3]))
+    assert loop.received().handles == [6], "nothing was sent before"

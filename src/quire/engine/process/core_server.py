@@ -140,6 +140,9 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             return
         try:
             self.core.take_in(request)
+        except EngineDeadError as error:
+            # the front end gives it to the next life of this core, as all others
+            self.on_executor_failure(str(error))
         except Exception as error:
             logger.error("Failed to add a request.", exc_info=error)
             text = f"{type(error).__name__}: {text_of(error)}"
@@ -293,6 +296,10 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             if self._deadline is not None:
                 raise RuntimeError("the engine is shutting down")
             result = perform(self.core, request.method, request.args)
+        except EngineDeadError as error:
+            # unanswered: the front end asks the next life, or says that this one has died over it
+            self.on_executor_failure(str(error))
+            return
         except Exception as error:
             self._answer_failure(request, error)
             return
@@ -309,6 +316,8 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         error = future.exception()
         if error is None:
             self._answer(request, future.result())
+        elif isinstance(error, EngineDeadError):
+            self.on_executor_failure(str(error))
         else:
             self._answer_failure(request, error)
 
@@ -373,7 +382,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         return poller
 
     def on_executor_failure(self, reason: str) -> None:
-        """Runs in a thread of the executor: it may only set a flag and wake the loop."""
+        """Have the loop end the core. Runs in any thread: it may only set a flag and wake the loop."""
         self._executor_failure = reason
         with contextlib.suppress(OSError):
             self._wake.send(_Kind.EXECUTOR_FAILED.value)
