@@ -22,6 +22,7 @@ def runs(moments: int) -> dict[str, Callable[[], table.Row]]:
     """The rows' makers by name."""
     few = max(1, moments // 10)
     kill, stop = signal.SIGKILL, signal.SIGSTOP
+    four = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     return {
         "core-kill": lambda: asyncio.run(table.signal_cores(kill, moments)),
         "core-stop": lambda: asyncio.run(table.signal_cores(stop, moments // 2)),
@@ -37,6 +38,8 @@ def runs(moments: int) -> dict[str, Callable[[], table.Row]]:
         "rank-stop-pp": lambda: asyncio.run(
             table.signal_ranks(stop, few, pipeline_parallel_size=2)
         ),
+        "rank-kill-of-four": lambda: asyncio.run(table.signal_ranks(kill, moments // 2, **four)),
+        "rank-stop-of-four": lambda: asyncio.run(table.signal_ranks(stop, few, **four)),
         "experts-kill": lambda: asyncio.run(table.kill_one_that_shares_experts(few)),
         "coordinator-kill": lambda: asyncio.run(
             table.kill_one_that_shares_experts(few, coordinator=True)

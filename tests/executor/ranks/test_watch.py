@@ -20,7 +20,7 @@ class Ranks:
 
     def __init__(self, *, is_loading=False):
         self.judge = RankJudge(2)
-        self.judge.is_loading = is_loading
+        self.judge.is_loading = self.judge._was_loading = is_loading
         self.beats, self.done, self.collectives = [0, 0], [0, 0], [0, 0]
 
     def look(self, seconds, *, beating=(0, 1), every=LOOK_S, step_tokens=None, is_stopped=NOBODY):
@@ -65,7 +65,19 @@ def test_loading_may_be_silent_for_longer_and_importing_for_longer_still():
     assert ranks.look(1.0) is None
     assert ranks.look(LOADING_S - 1, beating=[0]) is None
     assert ranks.look(2.0, beating=[0])[0] == 1
+
+
+def test_what_a_rank_finishes_is_a_sign_of_life():
+    """Its thread of signs may get no time where the machine has little."""
+    ranks = Ranks(is_loading=True)
+    assert ranks.look(1.0) is None
+    assert ranks.look(LOADING_S - 1, beating=[0]) is None
     ranks.judge.is_loading = False
+    assert ranks.look(SILENT_S - 1, beating=[0]) is None, "it has answered that it is ready"
+    for place in (ranks.done, ranks.collectives):
+        place[1] += 1
+        assert ranks.look(SILENT_S - 1, beating=[0]) is None
+    assert ranks.look(2.0, beating=[0])[0] == 1
 
 
 def test_a_watcher_that_was_late_judges_nobody():

@@ -45,7 +45,9 @@ class RankJudge:
         self.longest_step_s: float | None = None
         """The longest step so far; None: none has ended."""
         self.is_loading = True
-        """Whether the ranks have not answered yet that they are ready."""
+        """Whether the ranks have not answered yet that they are ready. Set by another thread."""
+        self._was_loading = True
+        """The same at the last look."""
         self._most_tokens = 1
         """Tokens of the largest step so far."""
         self._step_tokens: int | None = None
@@ -66,11 +68,16 @@ class RankJudge:
         does not.
         """
         counted_s = min(passed_s, 2 * LOOK_S)
+        if self._was_loading and not self.is_loading:
+            # that they have answered is a sign of life of all
+            self._was_loading, self._beats = False, [-1] * len(signs)
+        progress = [sign.num_done + count for sign, count in zip(signs, collectives, strict=True)]
         for rank, sign in enumerate(signs):
-            is_silent = sign.beat == self._beats[rank]
+            # what a rank finishes is a sign of life, too: where others take the machine's time, its
+            # thread of signs may get none for long
+            is_silent = (sign.beat, progress[rank]) == (self._beats[rank], self._progress[rank])
             self._silent_s[rank] = self._silent_s[rank] + counted_s if is_silent else 0.0
             self._beats[rank] = sign.beat
-        progress = [sign.num_done + count for sign, count in zip(signs, collectives, strict=True)]
         # ranks that nobody waits for have nothing to finish
         is_stuck = step_tokens is not None and progress == self._progress
         self._stuck_s = self._stuck_s + counted_s if is_stuck else 0.0
@@ -85,7 +92,7 @@ class RankJudge:
         """The rank that hangs, and why; None: none does. `is_stopped` of a rank."""
         for rank, silent_s in enumerate(self._silent_s):
             bound_s = SILENT_S
-            if self.is_loading:
+            if self._was_loading:
                 bound_s = LOADING_S if self._beats[rank] > 0 else IMPORTING_S
             if silent_s > bound_s or (silent_s > STOPPED_S and is_stopped(rank)):
                 return rank, f"gave no sign of life for {silent_s:.1f} s"
