@@ -26,6 +26,8 @@ from quire.errors import (
 )
 from quire.models import read_spec
 from quire.models.loading.folder_files import found_format, read_folder_config
+from quire.models.loading.sharded_state import ShardedLeaves
+from quire.models.spec import PipelineStage
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, same_bits, serve
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
@@ -404,6 +406,23 @@ def test_a_saved_state_is_the_same_model(tiny, tmp_path, num_workers):
     again.shutdown()
     with pytest.raises(LoadError, match="Save them again"):
         open_core(folder, 3 - num_workers, load_format="sharded_state")
+
+
+@pytest.mark.parametrize("saved", ["rank-{r}", "pp-{p}-tp-{r}"])
+@pytest.mark.parametrize("size,stage", [(1, None), (4, None), (1, 0), (1, 1), (1, 2), (4, 2)])
+def test_the_state_of_other_workers_is_refused_with_their_sizes(tmp_path, saved, size, stage):
+    """Three stages of two workers, or two workers alone."""
+    for name in {saved.format(p=p, r=r) for p in range(3) for r in range(2)}:
+        (tmp_path / f"model-{name}-part-0.safetensors").touch()
+    own = None if stage is None else PipelineStage(stage, stage + 1, 3, stage)
+    sizes = "tensor_parallel_size=2 and pipeline_parallel_size=" + (
+        "3, with" if "p" in saved else "1"
+    )
+    with pytest.raises(LoadError, match=sizes):
+        ShardedLeaves(tmp_path, 0, size, {}, own)
+    if (stage is None) == ("p" in saved):
+        with pytest.raises(LoadError, match=sizes):
+            ShardedLeaves(tmp_path, 0, 2, {}, own)
 
 
 def test_saving_through_an_engine(tiny, tmp_path):

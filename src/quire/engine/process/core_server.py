@@ -382,7 +382,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         return poller
 
     def on_executor_failure(self, reason: str) -> None:
-        """Have the loop end the core. Runs in any thread: it may only set a flag and wake the loop."""
+        """Have the loop end the core. Runs in any thread: it sets a flag and wakes the loop."""
         self._executor_failure = reason
         with contextlib.suppress(OSError):
             self._wake.send(_Kind.EXECUTOR_FAILED.value)

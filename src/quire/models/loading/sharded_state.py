@@ -9,6 +9,7 @@ fit every machine and every version; they fit one number of workers, and the sam
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from quire.models.spec import PipelineStage
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 STAGE_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
 """File names of models that are cut into stages."""
+_NAMES = re.compile(r"model-(?:pp-(\d+)-tp|rank)-(\d+)-part-\d+\.safetensors")
 _SHOWN = 6
 """Number of leaves that do not fit which a message names."""
 
@@ -43,12 +45,8 @@ class ShardedLeaves:
         """Raises LoadError or WeightMismatch unless the files have just the `expected` leaves.
         `rank` of the `size` workers that have the stage; None: the whole model.
         """
-        # ranks count from 0: this one is the first that so many workers do not have
-        if any(folder.glob(_name(size, stage, "*"))):
-            raise LoadError(
-                f"{folder} has the weights of more than {size} workers. Save them again with as "
-                "many workers as there are now."
-            )
+        saved = _saved_sizes(folder, is_staged=stage is not None)
+        _check_sizes(folder, saved, size, stage)
         names = FileNames(None, None, _name(rank, stage, "*"))
         self._files = CheckpointFiles(folder, names)
         found = {name: entry.shape for name, entry in self._files.entries.items()}
@@ -60,7 +58,7 @@ class ShardedLeaves:
                 f"{folder} does not have the parameters of this model for worker {rank} of {size}"
                 f"{_words(stage)}: "
                 f"{len(wrong)} are missing, unknown or of another shape "
-                f"({', '.join(wrong[:_SHOWN])}). Save them again with as many workers."
+                f"({', '.join(wrong[:_SHOWN])}). {_advice(saved)}"
             )
 
     def __call__(self, leaf: Parameter) -> Tensor:
@@ -70,6 +68,49 @@ class ShardedLeaves:
     def close(self) -> None:
         """Close the files."""
         self._files.close()
+
+
+def _saved_sizes(folder: Path, *, is_staged: bool) -> tuple[int, int] | None:
+    """The stages, and the workers of each, whose files a folder has: of models that are cut into
+    stages or, where it has none of these, of the others. None: it has no files.
+    """
+    found: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    for file in folder.glob("model-*.safetensors"):
+        if (match := _NAMES.fullmatch(file.name)) is not None:
+            stage, rank = match.groups(default="0")
+            found[match[1] is not None].append((int(stage), int(rank)))
+    places = found[is_staged] or found[not is_staged]
+    if not places:
+        return None
+    # both count from 0
+    return 1 + max(stage for stage, _ in places), 1 + max(rank for _, rank in places)
+
+
+def _check_sizes(
+    folder: Path, saved: tuple[int, int] | None, size: int, stage: PipelineStage | None
+) -> None:
+    """Raise LoadError for files of other workers than there are now, as far as one of them knows;
+    without files, reading them says so.
+    """
+    if saved is None:
+        return
+    stages, workers = saved
+    if stage is None:
+        fits = stages == 1
+    else:
+        fits = stage.number < stages and stage.is_last == (stage.number == stages - 1)
+    if not fits or workers != size:
+        raise LoadError(f"{folder} has the weights of other workers. {_advice(saved)}")
+
+
+def _advice(saved: tuple[int, int] | None) -> str:
+    given = "Save them again with as many workers"
+    if saved is None:
+        return f"{given}."
+    stages, workers = saved
+    sizes = f"tensor_parallel_size={workers} and pipeline_parallel_size={stages}"
+    layers = ", with the same layers in each stage" if stages > 1 else ""
+    return f"{given} as there are now, or give {sizes}{layers}."
 
 
 def check_pattern(pattern: str | None, stage: PipelineStage | None = None) -> None:
