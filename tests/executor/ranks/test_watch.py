@@ -1,6 +1,7 @@
 """When a rank counts as hung, without processes and without waiting."""
 
 import os
+import threading
 
 from quire.executor.ranks.board import RankBoard, RankSigns
 from quire.executor.ranks.watch import (
@@ -11,6 +12,7 @@ from quire.executor.ranks.watch import (
     STOPPED_S,
     RankJudge,
 )
+from quire.processes.process_state import is_starved, thread_times
 
 NOBODY = lambda rank: False  # noqa: E731
 
@@ -23,13 +25,24 @@ class Ranks:
         self.judge.is_loading = self.judge._was_loading = is_loading
         self.beats, self.done, self.collectives = [0, 0], [0, 0], [0, 0]
 
-    def look(self, seconds, *, beating=(0, 1), every=LOOK_S, step_tokens=None, is_stopped=NOBODY):
+    def look(
+        self,
+        seconds,
+        *,
+        beating=(0, 1),
+        every=LOOK_S,
+        step_tokens=None,
+        is_stopped=NOBODY,
+        starved=(),
+    ):
         """Look for so many seconds; what was found first."""
         for _ in range(round(seconds / every)):
             for rank in beating:
                 self.beats[rank] += 1
             signs = [RankSigns(*each) for each in zip(self.beats, self.done, strict=True)]
-            self.judge.look(every, signs, self.collectives, step_tokens=step_tokens)
+            self.judge.look(
+                every, signs, self.collectives, step_tokens=step_tokens, starved=starved
+            )
             if found := self.judge.verdict(is_stopped):
                 return found
         return None
@@ -78,6 +91,31 @@ def test_what_a_rank_finishes_is_a_sign_of_life():
         place[1] += 1
         assert ranks.look(SILENT_S - 1, beating=[0]) is None
     assert ranks.look(2.0, beating=[0])[0] == 1
+
+
+def test_time_that_others_had_does_not_count():
+    ranks = Ranks()
+    assert ranks.look(SILENT_S - 1, beating=[0]) is None
+    assert ranks.judge.suspects() == [1]
+    assert ranks.look(600.0, beating=[0], starved=[1]) is None
+    assert ranks.look(2.0, beating=[0])[0] == 1
+    ranks = Ranks()
+    ranks.judge.note_step(0.5, 1)
+    assert ranks.look(SILENT_S - 1, step_tokens=1) is None
+    assert ranks.judge.suspects() == [0, 1]
+    assert ranks.look(600.0, step_tokens=1, starved=[0]) is None
+    assert ranks.look(2.0, step_tokens=1) is not None
+
+
+def test_a_thread_is_starved_that_can_run_and_does_not():
+    before = {1: (False, 0), 2: (True, 10**9)}
+    assert is_starved(before, {1: (False, 0), 2: (True, 10**9 + 10**7)}, 0.25)
+    assert not is_starved(before, {1: (False, 0), 2: (True, 10**9 + 10**8)}, 0.25), "it spins"
+    assert not is_starved(before, {1: (False, 0), 2: (False, 10**9)}, 0.25), "it waits"
+    assert not is_starved({}, {2: (True, 10**9)}, 0.25)
+    own = thread_times(os.getpid())
+    assert own[threading.get_native_id()][0] and own[threading.get_native_id()][1] > 0
+    assert thread_times(2**30) == {}
 
 
 def test_a_watcher_that_was_late_judges_nobody():

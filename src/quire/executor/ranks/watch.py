@@ -1,7 +1,8 @@
 """Notices that a rank has died, is stopped or hangs: while a step runs, and while nothing does.
 
 What counts as hung are the rules for cores (engine/client/core_health.py). A watcher that was late
-itself, because the machine stood still, judges nobody by the time that it has missed.
+itself, because the machine stood still, judges nobody by the time that it has missed; nor does
+time count in which a rank could have run and others had the machine.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from quire.executor.ranks.board import RankSigns
 from quire.processes.owned_process import OwnedProcess
-from quire.processes.process_state import is_stopped
+from quire.processes.process_state import ThreadTimes, is_starved, is_stopped, thread_times
 
 LOOK_S = 0.25
 """Seconds between two looks."""
@@ -30,6 +31,8 @@ STOPPED_S = 1.2
 LONGEST_STEP_S = 300.0
 """Seconds that the ranks may finish nothing of a step before any step has been measured."""
 SHORTEST_BOUND_S = 10.0
+_SUSPICIOUS_S = 1.0
+"""From so many seconds on the threads of a rank are looked at."""
 _TIMES = 10
 """They may finish nothing for this many times the longest step, and for more in a step of more
 tokens than any so far: a stage without collectives finishes nothing before its whole chunk.
@@ -62,10 +65,11 @@ class RankJudge:
         collectives: Sequence[int],
         *,
         step_tokens: int | None,
+        starved: Collection[int] = (),
     ) -> None:
         """Note the signs of all ranks, and the collectives that each has finished, `passed_s`
         after the last look. `step_tokens`: of the step whose end their core waits for; None: it
-        does not.
+        does not. `starved`: ranks that had next to nothing of this time, though they could run.
         """
         counted_s = min(passed_s, 2 * LOOK_S)
         if self._was_loading and not self.is_loading:
@@ -76,17 +80,24 @@ class RankJudge:
             # what a rank finishes is a sign of life, too: where others take the machine's time, its
             # thread of signs may get none for long
             is_silent = (sign.beat, progress[rank]) == (self._beats[rank], self._progress[rank])
-            self._silent_s[rank] = self._silent_s[rank] + counted_s if is_silent else 0.0
+            own_s = 0.0 if rank in starved else counted_s
+            self._silent_s[rank] = self._silent_s[rank] + own_s if is_silent else 0.0
             self._beats[rank] = sign.beat
         # ranks that nobody waits for have nothing to finish
         is_stuck = step_tokens is not None and progress == self._progress
-        self._stuck_s = self._stuck_s + counted_s if is_stuck else 0.0
+        own_s = 0.0 if starved else counted_s
+        self._stuck_s = self._stuck_s + own_s if is_stuck else 0.0
         self._progress, self._step_tokens = progress, step_tokens
 
     def note_step(self, seconds: float, num_tokens: int) -> None:
         """Note how long a step has taken."""
         self.longest_step_s = max(self.longest_step_s or 0.0, seconds)
         self._most_tokens = max(self._most_tokens, num_tokens)
+
+    def suspects(self) -> list[int]:
+        """The ranks that may be found to hang soon."""
+        bound_s = 0.0 if self._stuck_s > _SUSPICIOUS_S else _SUSPICIOUS_S
+        return [rank for rank, silent_s in enumerate(self._silent_s) if silent_s >= bound_s]
 
     def verdict(self, is_stopped: Callable[[int], bool]) -> tuple[int, str] | None:
         """The rank that hangs, and why; None: none does. `is_stopped` of a rank."""
@@ -149,6 +160,7 @@ class RankWatch:
         for fd in ranks:
             poll.register(fd, select.POLLIN)
         looked_at = time.monotonic()
+        times: dict[int, ThreadTimes] = {}
         while not self._is_closed.is_set():
             ended = poll.poll(LOOK_S * 1000)
             # a process that ends after `close` has not failed
@@ -158,15 +170,22 @@ class RankWatch:
                 rank = ranks[ended[0][0]]
                 self._on_failure(rank, self._processes[rank].exit_words())
                 return
-            now = time.monotonic()
+            now, before, times = time.monotonic(), times, self._times_of_suspects()
+            passed_s = now - looked_at
             self.judge.look(
-                now - looked_at, self._signs(), self._collectives(), step_tokens=self._step_tokens()
+                *(passed_s, self._signs(), self._collectives()),
+                step_tokens=self._step_tokens(),
+                starved=[r for r in times if is_starved(before.get(r, {}), times[r], passed_s)],
             )
             looked_at = now
             found = self.judge.verdict(self._is_stopped)
             if found is not None:
                 self._on_failure(*found)
                 return
+
+    def _times_of_suspects(self) -> dict[int, ThreadTimes]:
+        here = [rank for rank in self.judge.suspects() if self._processes[rank].is_here]
+        return {rank: thread_times(self._processes[rank].pid) for rank in here}
 
     def _is_stopped(self, rank: int) -> bool:
         process = self._processes[rank]
