@@ -100,6 +100,10 @@ def test_views_follow_the_arguments():
     assert plan.parallel_config.world_size == 1
     assert plan.parallel_config.world_size_across_dp == 3
     assert plan.parallel_config.data_parallel_size_local == 3
+    assert plan.parallel_config.local_world_size == plan.parallel_config.nnodes_within_dp == 1
+    assert plan.parallel_config.data_parallel_index == plan.parallel_config.rank == 0
+    assert not plan.parallel_config.local_engines_only and not plan.parallel_config.use_all2all
+    assert not plan.parallel_config.use_ubatching and plan.parallel_config.num_ubatches == 0
     assert plan.device_config.device == torch.device(plan.parallel.device)
     assert plan.lora_config is None and plan.speculative_config is None
     assert plan.structured_outputs_config.backend == "guidance" and plan.profiler_config is None

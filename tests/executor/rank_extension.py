@@ -11,6 +11,14 @@ class RankExtension:
     def rank_and_pid(self):
         return [self.rank, os.getpid()]
 
+    def known_of_the_engine(self):
+        own = self.parallel_config
+        return [
+            [own.rank, own.world_size, own.local_world_size, self.is_driver_worker],
+            [self.model_config.max_model_len, self.load_config.load_format],
+            self.vllm_config.parallel_config.rank,
+        ]
+
     def refuse_on(self, rank):
         if self.rank == rank:
             raise ValueError(f"rank {rank} does not want to")

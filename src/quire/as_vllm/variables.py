@@ -23,6 +23,11 @@ TRANSLATED = {
     "VLLM_MAX_N_SEQUENCES": "QUIRE_MAX_N_SEQUENCES",
     "VLLM_PLUGINS": "QUIRE_PLUGINS",
     "VLLM_PP_LAYER_PARTITION": "QUIRE_PP_LAYER_PARTITION",
+    "VLLM_RAY_BUNDLE_INDICES": "QUIRE_RAY_BUNDLE_INDICES",
+    "VLLM_RAY_DP_PACK_STRATEGY": "QUIRE_RAY_DP_PACK_STRATEGY",
+    "VLLM_RAY_DP_PLACEMENT_NODE_IPS": "QUIRE_RAY_DP_PLACEMENT_NODE_IPS",
+    "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "QUIRE_RAY_EXTRA_ENV_VARS_TO_COPY",
+    "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "QUIRE_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY",
 }
 """Variables that have another name here. One that is set under ours already keeps its value."""
 
@@ -50,7 +55,11 @@ INSTEAD = {
     "VLLM_BATCH_INVARIANT": "answers do not depend on the batch, and cannot be made to",
     "VLLM_CONFIGURE_LOGGING": "give the logger 'quire' a handler with the module logging",
     "VLLM_CPU_KVCACHE_SPACE": "give kv_cache_memory_bytes",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "give cpu_threads",
+    "VLLM_DP_RANK": "give data_parallel_size, with which an engine starts its copies itself",
+    "VLLM_DP_SIZE": "give data_parallel_size, with which an engine starts its copies itself",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "give LLM or LLMEngine enable_multiprocessing=True",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "how long a step may take follows from measured steps",
     "VLLM_SERVER_DEV_MODE": "give quire serve --enable-admin and --api-key",
     "VLLM_TARGET_DEVICE": "the device is found, or chosen by the option device",
     "VLLM_USE_MODELSCOPE": "give the folder of the model",

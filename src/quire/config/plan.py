@@ -120,7 +120,7 @@ part.
 
 NOT_SHOWN = (
     "hf_config", "generates", "pooler_config", "embedding_size", "lowers_input", "prompts",
-    "launched", "ray", "length_buckets",
+    "launched", "rank", "ray", "length_buckets",
 )  # fmt: skip
 """Fields that are long, or that follow from `pooler`, the model's files or the environment."""
 

@@ -131,7 +131,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     The workers of `nnodes` machines, of which this is number `node_rank`, find their core at
     `master_addr`:`master_port`. `launched`: this process among those of an external launcher, of
-    which each has one worker; None: the engine starts its workers itself. `ray`: the cluster whose
+    which each has one worker; None: the engine starts its workers itself. `rank`: the worker of its
+    core that has this plan. `ray`: the cluster whose
     machines have the workers, as far as it was known to who made the plan; None: Ray has none.
     `weight_transfer`: how a trainer sends new weights; None: none does.
     """
@@ -159,6 +160,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str
     master_port: int
     launched: LaunchedProcess | None
+    rank: int
     ray: RayPlace | None
     use_graphs: bool
     is_deterministic: bool

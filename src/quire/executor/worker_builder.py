@@ -95,6 +95,8 @@ def build_worker(
     and the first one samples. As a `stage` it has some of the layers, and the last stage samples.
     """
     device = platform.device
+    # before anything is loaded
+    kind = worker_class(config.parallel)
     if group is not None:
         group = platform.connect(group)
     free_at_start = platform.free_bytes() if platform.free_bytes is not None else 0
@@ -168,7 +170,7 @@ def build_worker(
     if stage is not None:
         rank += mesh.tp * stage.number
     core = 0 if config.parallel.weight_transfer is None else config.parallel.weight_transfer.core
-    worker = worker_class(config.parallel)(
+    worker = kind(
         runner,
         Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
         WorkerFacts(
@@ -193,6 +195,7 @@ def build_worker(
             drafts=_draft_weights(config, platform, network, model, draft, samples=samples),
             snapshots=make_snapshots(config, rank),
         ),
+        vllm_config=config.plan,
         place=(core, mesh.tp, mesh.world_size),
     )
     if config.memory.kv_connector is not None:

@@ -82,6 +82,9 @@ def test_each_rank_is_a_process_with_its_title(core):
     assert core.executor.collective_rpc("rank_and_pid", (), {}) == [
         [rank, child.pid] for rank, child in enumerate(core.executor._processes.children)
     ]
+    assert core.executor.collective_rpc("known_of_the_engine", (), {}) == [
+        [[rank, 4, 4, rank % 2 == 0], [64, "auto"], rank] for rank in range(4)
+    ]
 
 
 def test_drafts_chunks_and_all_kinds_of_sampling_have_the_bits_of_one(core, folder):

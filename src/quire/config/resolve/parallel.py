@@ -23,6 +23,12 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
         _decide_ray(d, size, is_headless)
         return
     share = _share(d, is_headless)
+    if share.local is not None and share.local > size:
+        allowed = f"a machine has 0 to {size} of {size} copies"
+        raise InvalidParameter("data_parallel_size_local", share.local, allowed)
+    if share.rank is not None and share.rank >= size:
+        allowed = f"the copies of data_parallel_size={size} begin with 0"
+        raise InvalidParameter("data_parallel_rank", share.rank, allowed)
     mode, reason = _mode(d, share, is_headless)
     d.decide("data_parallel_mode", mode, reason)
     ranks = _ranks(d, mode, share, is_headless)

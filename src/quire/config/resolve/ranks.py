@@ -24,6 +24,8 @@ def decide_ranks(d: Decisions, is_headless: bool) -> None:
         why = "equal shares (or QUIRE_PP_LAYER_PARTITION); the last stage gets none of the rest"
         d.decide("stage_layers", rank.stage_layers, why if pp > 1 else "one stage has all layers")
         _decide_bits(d, tp, same_bits=rank.same_bits)
+    launched = d.value("launched")
+    d.decide("rank", 0 if launched is None else launched.rank % (tp * pp), "where it was made")
     _decide_executor(d, tp * pp)
     _decide_nodes(d, tp * pp, is_headless)
 

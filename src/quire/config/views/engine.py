@@ -9,8 +9,6 @@ from quire.config.views.view import Fact, Fixed, PlanView, Tuned
 if TYPE_CHECKING:
     import torch
 
-    from quire.hardware.launched import LaunchedProcess
-
 
 class CacheView(PlanView):
     """`vllm_config.cache_config`: sizes of the KV cache; `num_gpu_blocks` counts the null block."""
@@ -31,17 +29,17 @@ class ParallelView(PlanView):
 
     name = "parallel_config"
     parts = ("parallel",)
+    rank = Fact()
+    nnodes_within_dp = Fact("nnodes")
+    node_rank_within_dp = Fact("node_rank")
+    use_all2all = Fact("enable_expert_parallel")
+    use_ubatching = Fixed(False)
+    num_ubatches = Fixed(0)
 
     @property
     def worker_extension_cls(self) -> str:
         """The class whose methods workers have besides their own; empty without one."""
         return str(self.plan.parallel.worker_extension_cls or "")
-
-    @property
-    def rank(self) -> int:
-        """The number of this process's worker in its core."""
-        launched: LaunchedProcess | None = self.plan.parallel.launched
-        return 0 if launched is None else launched.rank % self.world_size
 
     @property
     def world_size(self) -> int:
@@ -54,6 +52,21 @@ class ParallelView(PlanView):
         """The workers of all cores."""
         cores: int = self.data_parallel_size
         return self.world_size * cores
+
+    @property
+    def local_world_size(self) -> int:
+        """The workers of one core on this machine."""
+        return self.world_size // int(self.plan.parallel.nnodes)
+
+    @property
+    def data_parallel_index(self) -> int:
+        """The same as `data_parallel_rank`."""
+        return self.data_parallel_rank
+
+    @property
+    def local_engines_only(self) -> bool:
+        """Whether the front end serves with the cores of this machine alone."""
+        return self.data_parallel_external_lb or self.data_parallel_hybrid_lb
 
     @property
     def data_parallel_size_local(self) -> int:

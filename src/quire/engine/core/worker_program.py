@@ -46,6 +46,7 @@ def of_core(plan: EnginePlan, core: int, num_deaths: int = 0) -> EnginePlan:
 
 def of_rank(plan: EnginePlan, rank: int) -> EnginePlan:
     """The plan of a rank, with its own region of memory that all of a core share."""
+    plan = plan.changed(rank=rank)
     tier = plan.memory.kv_tier
     if tier is None:
         return plan
