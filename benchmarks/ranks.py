@@ -1,7 +1,7 @@
 """Several ranks compared with one, bit by bit: sizes and kinds of models, with drafts, grammars,
-adapters, prefix hits and preemption; stored formats; mixers of every kind with hostile values;
-networks that draft, pictures, poolers and recorded experts; and copies, with their own experts or
-shared ones.
+adapters, prefix hits, preemption and a K/V tier; stored formats; mixers of every kind with hostile
+values; networks that draft, pictures, poolers and recorded experts; and copies, with their own
+experts or shared ones.
 
     python -m benchmarks.ranks [--only WORD] [--list]
 
@@ -97,11 +97,13 @@ COPIES = {
 }
 SPREAD = {f"ep {n}": {"data_parallel_size": n, "enable_expert_parallel": True} for n in (2, 4)}
 _ALWAYS = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 99, 3]]}
+_FEW = {"num_gpu_blocks_override": 22}
+_TIER = {"kv_offloading_size": 0.02}
 _DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
 ON_TOP: dict[str, dict[str, Any]] = {
     "": {},
     "drafts": {"speculative_config": _DRAFTS},
-    "few blocks": {"num_gpu_blocks_override": 22},
+    "few blocks": _FEW,
 }
 
 
@@ -112,6 +114,14 @@ def asked(folder: object = None) -> list[EngineCoreRequest]:
     found = [*requests(5), *requests(5), *requests(3, max_tokens=16)]
     for request in found[10:]:
         request.prompt_token_ids = (request.prompt_token_ids[:3] * 8)[:24]
+    for handle, request in enumerate(found):
+        request.handle = handle
+    return found
+
+
+def asked_again(folder: object = None) -> list[EngineCoreRequest]:
+    """The same requests twice more, after their blocks have made room for others."""
+    found = [*asked(), *asked()]
     for handle, request in enumerate(found):
         request.handle = handle
     return found
@@ -253,12 +263,21 @@ def networks(root: Path) -> Iterator[Cell]:
     target = cache(partial(made, root, "target", shape, "llama"))
     for method, network in NETWORKS.items():
 
-        def drafting(method: str = method, network: Any = network, **own: Any) -> Served:
+        def drafting(
+            given: Callable[..., list[EngineCoreRequest]],
+            wishes: dict[str, Any],
+            method: str = method,
+            network: Any = network,
+            **own: Any,
+        ) -> Served:
             folder = network(root / f"draft-{method}", target())
             drafts = {"method": method, "model": str(folder), **_ALWAYS}
-            return served(target(), asked(target()), speculative_config=drafts, **own)
+            return served(target(), given(), speculative_config=drafts, **wishes, **own)
 
-        yield Cell(f"drafts of {method}", drafting, SIZES)
+        yield Cell(f"drafts of {method}", partial(drafting, asked, {}), SIZES)
+        yield Cell(f"drafts of {method} few blocks", partial(drafting, asked, _FEW), SIZES)
+        wishes = {"num_gpu_blocks_override": 26} | _TIER
+        yield Cell(f"drafts of {method} tier", partial(drafting, asked_again, wishes), SIZES)
     predicting = cache(lambda: Oracle("deepseek_v3").write(root / "mtp"))
     wishes = {"speculative_config": {"method": "mtp", **_ALWAYS}, "num_gpu_blocks_override": 150}
     yield of_requests("drafts of mtp", predicting, of_hostile, wishes)
@@ -327,6 +346,9 @@ def cells(root: Path) -> Iterator[Cell]:
                 more = {"num_gpu_blocks_override": 40}
             yield of_requests(f"{name} {top}".strip(), make, asked, wishes | more)
         if name == "llama float32":
+            for top, more in (("tier", {}), ("tier drafts", ON_TOP["drafts"])):
+                wishes = _FEW | _TIER | more
+                yield of_requests(f"{name} {top}", make, asked_again, wishes)
             wishes = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
             given = partial(adapted, root)
             yield of_requests(f"{name} adapters", make, given, wishes)

@@ -90,6 +90,9 @@ class LocalWorkers:
         """Return task(worker) of each worker."""
         return [task(worker) for worker in self.workers]
 
+    def check_health(self) -> None:
+        """Do nothing: workers of this process are as well as it is."""
+
     def register_failure_callback(self, callback: Callable[[str], None]) -> None:
         """Do nothing: workers of this process end with it."""
 
