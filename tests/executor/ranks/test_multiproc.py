@@ -83,7 +83,7 @@ def test_each_rank_is_a_process_with_its_title(core):
         [rank, child.pid] for rank, child in enumerate(core.executor._processes.children)
     ]
     assert core.executor.collective_rpc("known_of_the_engine", (), {}) == [
-        [[rank, 4, 4, rank % 2 == 0], [64, "auto"], rank] for rank in range(4)
+        [[rank, 4, 4, rank % 2 == 0], [64, "safetensors"], rank] for rank in range(4)
     ]
 
 
