@@ -14,6 +14,7 @@ from quire.hardware.native import find_native
 from quire.models.parameters import parameters
 from quire.runner.forward.forward import RecordedForward
 from quire.step.faults import RowFailures
+from quire.step.plan import StepPlan
 from quire.testing import make_checkpoint
 from tests.executor.test_shared_drafts import CROWDED, NGRAM, cycling, grammars
 from tests.executor.worker_cores import open_core, plan_of, requests, same_bits, serve
@@ -193,3 +194,15 @@ def test_layers_that_need_more_than_hidden_states_are_refused(tmp_path, name, si
     count = plan.model.hf_config.get("text_config", plan.model.hf_config)["num_hidden_layers"]
     with pytest.raises(LoadError, match=why):
         open_stages(worker_config(plan), (*sizes, count - sum(sizes)))
+
+
+def test_a_step_that_runs_again_after_later_ones_is_not_prepared_again(tmp_path):
+    """Its blocks may have been written since, and its transfers have begun."""
+    folder = make_checkpoint(tmp_path, {"num_hidden_layers": 2}, "llama", dtype="float32")
+    core = open_core(folder, 1)
+    runner, zeroed = core.executor.worker.model_runner, []
+    runner.kv_cache.zero = zeroed.append
+    for step in (1, 2, 1, 2, 3):
+        runner.launch(StepPlan(step, [], [], [], [], [], zero_blocks=[step]))
+    assert zeroed == [[1], [2], [3]]
+    core.shutdown()

@@ -36,6 +36,9 @@ from quire.step.grammar_mask import GrammarMask
 from quire.step.plan import NewRow, StepPlan
 from quire.step.result import NewTokens, StepResult
 
+_MOST_PREPARED = 1024
+"""More steps than are ever in flight."""
+
 
 class Step:
     """A launched step: call `sample` once its grammar mask, if any, is known; then `result`.
@@ -269,7 +272,8 @@ class ModelRunner:
         """Copies blocks to a tier and back; None: there is none."""
         self._batches = batches
         self._forward = forward
-        self._prepared = -1
+        self._prepared: dict[int, None] = {}
+        """The last steps that were prepared: with stages, one that runs again is not the last."""
         self._awaited: Step | None = None
         self._followed: deque[Step] = deque()
         rows.parts.append(self.heads)
@@ -311,7 +315,7 @@ class ModelRunner:
         self.rows.apply(plan)
         # copies are not repeated with a step that runs again: their sources may have been written
         # since
-        if plan.step_id != self._prepared:
+        if plan.step_id not in self._prepared:
             self._prepare(plan)
         if not (plan.decode_rows or plan.chunks):
             return NoTokens(self.empty_result(plan, before))
@@ -352,7 +356,9 @@ class ModelRunner:
         if plan.loads or plan.stores:
             assert self.transfers is not None, "this runner has no tier"
             self.transfers.begin(plan)
-        self._prepared = plan.step_id
+        self._prepared[plan.step_id] = None
+        if len(self._prepared) > _MOST_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
 
     def empty_result(self, plan: StepPlan, before: StageOutput | None = None) -> StepResult:
         """The result of a launched step before its ids are known; `before`: see `launch`."""
