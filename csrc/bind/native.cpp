@@ -207,6 +207,24 @@ void bind_program(nb::module_& m) {
 }
 
 void bind_pack_ahead(nb::module_& m) {
+    // A piece of memory that weights are packed into; what asks for its contents waits.
+    nb::class_<PackedBlock>(m, "PackedBlock")
+        .def_prop_ro("size", &PackedBlock::size)
+        .def("memory",
+             [](std::shared_ptr<PackedBlock> self) {
+                 return Buffer{self->memory()->data(), self->size(), self};
+             })
+        .def("wait", &PackedBlock::wait, nb::call_guard<nb::gil_scoped_release>())
+        // The weight, whose only one it is, for products that do not wait. Valid as long as the
+        // memory.
+        .def(
+            "unpacked",
+            [](const PackedBlock& self, const PackedWeight& packed) {
+                PackedWeight weight = packed;
+                weight.rows = self.rows();
+                return weight;
+            },
+            "packed"_a);
     nb::class_<PackAhead>(m, "PackAhead")
         .def(nb::init<int, const std::string&>(), "num_threads"_a, "level"_a)
         .def("add_file", &PackAhead::add_file, "path"_a)
@@ -214,19 +232,10 @@ void bind_pack_ahead(nb::module_& m) {
         .def("add_rows", &PackAhead::add_rows, "block"_a, "weight"_a, "offset"_a, "first"_a,
              "count"_a, "file"_a, "at"_a)
         .def("start", &PackAhead::start)
-        .def(
-            "take",
-            [](PackAhead& self, int64_t block) -> std::optional<Buffer> {
-                std::shared_ptr<Memory> memory;
-                {
-                    nb::gil_scoped_release released;
-                    memory = self.take(block);
-                }
-                if (memory == nullptr) return std::nullopt;
-                return Buffer{memory->data(), memory->size(), memory};
-            },
-            "block"_a)
+        .def("take", &PackAhead::take, "block"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("wait", &PackAhead::wait, nb::call_guard<nb::gil_scoped_release>())
+        .def("end_taking", &PackAhead::end_taking)
+        .def_prop_ro("has_ended", &PackAhead::has_ended)
         .def("stop", &PackAhead::stop, nb::call_guard<nb::gil_scoped_release>());
 }
 
@@ -265,7 +274,7 @@ void add_norm(Context& c, Type type, int64_t tokens, int64_t width, float scale,
 }
 
 void embed(Context& c, Type type, int64_t tokens, int64_t width, float scale, Address ids,
-           Address table, int64_t table_rows, int64_t table_stride, bool in_panels,
+           Address table, int64_t table_rows, int64_t table_stride, const PackedWeight* packed,
            Address positions, Address position_table, int64_t position_rows,
            int64_t position_stride, Address out) {
     const EmbedArgs args{type,
@@ -275,7 +284,8 @@ void embed(Context& c, Type type, int64_t tokens, int64_t width, float scale, Ad
                          pointer(table),
                          table_rows,
                          table_stride,
-                         in_panels,
+                         packed != nullptr,
+                         packed == nullptr ? nullptr : packed->rows,
                          static_cast<const int64_t*>(pointer(positions)),
                          pointer(position_table),
                          position_rows,
@@ -319,7 +329,9 @@ void bind_context(nb::module_& m) {
         .def("norm", &norm)
         .def("add", &add)
         .def("add_norm", &add_norm)
-        .def("embed", &embed)
+        .def("embed", &embed, "type"_a, "tokens"_a, "width"_a, "scale"_a, "ids"_a, "table"_a,
+             "table_rows"_a, "table_stride"_a, "packed"_a.none(), "positions"_a,
+             "position_table"_a, "position_rows"_a, "position_stride"_a, "out"_a)
         .def("scale_gate", &scale_gate)
         .def("sum_chunks", &sum_chunks);
     bind_exchange(m, context);

@@ -3,12 +3,15 @@
 
 #include <nanobind/nanobind.h>
 
-#include <condition_variable>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/level.hpp"
@@ -19,6 +22,7 @@
 
 #if defined(__linux__)
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,23 +30,23 @@
 
 namespace quire {
 
-// A file that is mapped for reading.
+// A file that is mapped for reading. Where the system grants a lease, whoever would write to it or
+// truncate it waits until this object is gone.
 class MappedFile {
    public:
     // Leaves `data` null where the file cannot be mapped.
     explicit MappedFile(const std::string& path) {
 #if defined(__linux__)
-        const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        if (fd < 0) return;
+        fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
         struct stat about;
-        if (fstat(fd, &about) == 0 && about.st_size > 0) {
-            void* mapping = mmap(nullptr, size_t(about.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
-            if (mapping != MAP_FAILED) {
-                data_ = static_cast<std::byte*>(mapping);
-                size_ = size_t(about.st_size);
-            }
-        }
-        close(fd);
+        if (fd_ < 0 || fstat(fd_, &about) != 0 || about.st_size <= 0) return;
+        // before the size counts, and with a signal that is ignored unless somebody handles it
+        is_leased_ = fcntl(fd_, F_SETSIG, SIGURG) == 0 && fcntl(fd_, F_SETLEASE, F_RDLCK) == 0;
+        if (fstat(fd_, &about) != 0) return;
+        void* mapping = mmap(nullptr, size_t(about.st_size), PROT_READ, MAP_PRIVATE, fd_, 0);
+        if (mapping == MAP_FAILED) return;
+        data_ = static_cast<std::byte*>(mapping);
+        size_ = size_t(about.st_size);
 #else
         (void)path;
 #endif
@@ -50,6 +54,7 @@ class MappedFile {
     ~MappedFile() {
 #if defined(__linux__)
         if (data_ != nullptr) munmap(data_, size_);
+        if (fd_ >= 0) close(fd_);  // ends the lease
 #endif
     }
     MappedFile(const MappedFile&) = delete;
@@ -57,36 +62,141 @@ class MappedFile {
 
     std::byte* data() const { return data_; }
     size_t size() const { return size_; }
+    bool is_leased() const { return is_leased_; }
 
    private:
+    int fd_ = -1;
+    bool is_leased_ = false;
     std::byte* data_ = nullptr;
     size_t size_ = 0;
 };
 
+// What packs, and how.
+struct Packer {
+    Packer(int num_threads, const std::string& level)
+        : kernels(kernels_for(find_level(level))), pool(num_threads) {}
+
+    const Kernels kernels;
+    Pool pool;
+};
+
+// One piece of memory with the panels of some weights. Whoever packs it first claims it.
+class PackedBlock {
+   public:
+    PackedBlock(size_t size, std::shared_ptr<Packer> packer)
+        : size_(size), packer_(std::move(packer)) {}
+
+    size_t size() const { return size_; }
+    bool has_memory() const { return memory_ != nullptr; }
+    bool is_waiting() const { return state_ == State::waiting; }
+    bool is_packed() const { return state_ == State::packed; }
+    std::shared_ptr<Memory> memory() const { return memory_; }
+
+    // Before anybody else sees the block.
+    void add(const PackedWeight& weight, size_t offset, const Outputs& outputs, size_t at,
+             const std::shared_ptr<MappedFile>& file) {
+        parts_.push_back({weight, offset, outputs, file->data() + at});
+        sources_.push_back({outputs, file->data() + at});
+        if (files_.empty() || files_.back() != file) files_.push_back(file);
+        rows_ = {sources_.data(), int64_t(sources_.size()), 0, 0};
+    }
+
+    // Throws std::bad_alloc. One thread at a time; pages that nobody has touched take no memory.
+    void allocate() {
+        if (memory_ == nullptr) memory_ = std::make_shared<Memory>(size_);
+    }
+
+    // Whether the caller is to pack it.
+    bool claim() {
+        int waiting = State::waiting;
+        return state_.compare_exchange_strong(waiting, State::begun);
+    }
+
+    // By the one who has claimed it.
+    void pack() {
+        {
+            Pool::Lease lease(packer_->pool);
+            for (const Part& part : parts_) {
+                const Rows from{part.source, part.weight.in, 0};
+                const PackArgs args{part.weight, from, memory_->data() + part.offset, part.outputs,
+                                    nullptr};
+                packer_->kernels.pack(args, part.weight.out, packer_->pool);
+            }
+        }
+        __atomic_store_n(&rows_.is_packed, 1, __ATOMIC_SEQ_CST);
+        state_ = State::packed;
+        state_.notify_all();
+    }
+
+    // By the one who has claimed it, where there is no memory for it.
+    void fail() {
+        state_ = State::failed;
+        state_.notify_all();
+    }
+
+    // Until it is packed, by the caller where nobody else does.
+    void wait() {
+        if (has_memory() && claim()) pack();
+        state_.wait(State::begun);
+    }
+
+    // Of its one weight, for products meanwhile; valid as long as the block.
+    const UnpackedRows* rows() const { return &rows_; }
+
+    // Waits for products that read the files, and lets these go; it is packed.
+    void release_files() {
+        while (__atomic_load_n(&rows_.readers, __ATOMIC_SEQ_CST) != 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        files_.clear();
+    }
+
+   private:
+    enum State : int { waiting, begun, packed, failed };
+
+    struct Part {
+        PackedWeight weight;
+        size_t offset;
+        Outputs outputs;
+        std::byte* source;
+    };
+
+    const size_t size_;
+    const std::shared_ptr<Packer> packer_;
+    std::vector<Part> parts_;
+    std::vector<SourceRows> sources_;
+    std::vector<std::shared_ptr<MappedFile>> files_;
+    UnpackedRows rows_{};
+    std::shared_ptr<Memory> memory_;
+    std::atomic<int> state_ = State::waiting;
+};
+
 // Packs blocks of weights out of mapped files, in their order, in threads of its own, which need
-// neither Python nor its lock. A block is one piece of memory with the panels of some weights.
+// neither Python nor its lock.
 //
-// Whoever asks for a block that is being packed waits for it. Asking for one that has not been
-// packed ends the packing: the asker has caught up, and packs from then on with all threads, into
-// memory that a thread touches meanwhile.
+// Whoever takes a block may use its weight at once, from the files' rows until it is packed, and
+// the threads go on until all blocks that were taken are. Where nothing keeps others from changing
+// the files meanwhile, or there are too many bytes for that, taking a block that is being packed
+// waits, and taking one that has not been begun ends the packing: the taker has caught up, and
+// packs from then on with all threads, into memory that a thread touches meanwhile.
 class PackAhead {
    public:
     PackAhead(int num_threads, const std::string& level)
-        : kernels_(kernels_for(find_level(level))), pool_(num_threads) {}
+        : packer_(std::make_shared<Packer>(num_threads, level)) {}
 
     ~PackAhead() { stop(); }
 
     // The number of the file, or -1 where it cannot be mapped.
     int64_t add_file(const std::string& path) {
-        auto file = std::make_unique<MappedFile>(path);
+        auto file = std::make_shared<MappedFile>(path);
         if (file->data() == nullptr) return -1;
+        is_unchanging_ &= file->is_leased();
         files_.push_back(std::move(file));
         return int64_t(files_.size()) - 1;
     }
 
     int64_t add_block(size_t size) {
-        blocks_.emplace_back();
-        blocks_.back().size = size;
+        blocks_.push_back(std::make_shared<PackedBlock>(size, packer_));
+        size_ += size;
         return int64_t(blocks_.size()) - 1;
     }
 
@@ -94,38 +204,58 @@ class PackAhead {
     // of [count, in] at `at` of a file. False where the file is shorter than that.
     bool add_rows(int64_t block, const PackedWeight& weight, size_t offset, int64_t first,
                   int64_t count, int64_t file, size_t at) {
-        const MappedFile& from = *files_.at(size_t(file));
+        const std::shared_ptr<MappedFile>& from = files_.at(size_t(file));
         const auto element = static_cast<size_t>(size_of(weight.type));
         const size_t bytes = size_t(count) * size_t(weight.in) * element;
-        if (at % element != 0 || at > from.size() || bytes > from.size() - at) return false;
-        blocks_.at(size_t(block)).rows.push_back(
-            {weight, offset, {first, count}, from.data() + at});
+        if (at % element != 0 || at > from->size() || bytes > from->size() - at) return false;
+        blocks_.at(size_t(block))->add(weight, offset, {first, count}, at, from);
         return true;
     }
 
     void start() {
+        files_.clear();  // which blocks keep
         thread_ = std::thread([this] { run(); });
     }
 
-    // The memory of a block, once; null where it has not been packed.
-    std::shared_ptr<Memory> take(int64_t number) {
+    // A block, once; null where it has not been packed, and will not be.
+    std::shared_ptr<PackedBlock> take(int64_t number) {
         std::unique_lock lock(mutex_);
-        Block& block = blocks_.at(size_t(number));
-        if (block.state != State::ended && !is_stopped_) {
+        const std::shared_ptr<PackedBlock> block = blocks_.at(size_t(number));
+        if (block == nullptr) return nullptr;
+        if (!is_stopped_ && goes_on_after_taking()) {
+            try {
+                block->allocate();
+                return block;
+            } catch (const std::bad_alloc&) {
+                return nullptr;
+            }
+        }
+        if (!block->is_packed() && !is_stopped_) {
             is_stopped_ = true;
             prepare_memory(size_to_come());
         }
-        packed_.wait(lock, [&] { return block.state != State::begun; });
-        return std::move(block.memory);
+        lock.unlock();
+        if (block->is_waiting() && block->claim()) block->fail();
+        block->wait();
+        return block->is_packed() ? block : nullptr;
     }
 
-    // Waits until all blocks are packed.
+    // Waits until all blocks are packed, while they may still be taken.
     void wait() {
-        std::unique_lock lock(mutex_);
-        packed_.wait(lock, [&] {
-            return is_stopped_ || blocks_.empty() || blocks_.back().state == State::ended;
-        });
+        for (size_t i = 0; i < blocks_.size(); ++i) {
+            pack(i);
+            blocks_[i]->wait();
+        }
     }
+
+    // Nobody takes blocks from now on: those that nobody has are not packed.
+    void end_taking() {
+        std::lock_guard lock(mutex_);
+        is_taken_ = true;
+    }
+
+    // Whether all that was taken is packed, or never will be.
+    bool has_ended() const { return has_ended_; }
 
     void stop() {
         {
@@ -136,76 +266,60 @@ class PackAhead {
     }
 
    private:
-    enum class State { waiting, begun, ended };
+    // A lease holds up others for 45 seconds at most.
+    static constexpr size_t kMostBytes = size_t(32) << 30;
 
-    struct PackedRows {
-        PackedWeight weight;
-        size_t offset;
-        Outputs outputs;
-        std::byte* source;
-    };
-
-    struct Block {
-        size_t size = 0;
-        std::vector<PackedRows> rows;
-        State state = State::waiting;
-        std::shared_ptr<Memory> memory;
-    };
+    bool goes_on_after_taking() const { return is_unchanging_ && size_ <= kMostBytes; }
 
     void run() {
         wait_for_libraries();  // who imports waits for those, and for packed weights later
-        pack_blocks();
-        files_.clear();  // here, as it takes time; nothing else reads them
+        for (size_t i = 0; i < blocks_.size(); ++i) pack(i);
+        // here, as it takes time; nothing else reads the files of what is packed
+        for (const std::shared_ptr<PackedBlock>& block : blocks_)
+            if (block != nullptr && block->is_packed()) block->release_files();
+        has_ended_ = true;
     }
 
-    void pack_blocks() {
-        for (Block& block : blocks_) {
-            {
-                std::lock_guard lock(mutex_);
-                if (is_stopped_) return;
-                block.state = State::begun;
-            }
-            std::shared_ptr<Memory> memory = packed(block);
-            std::lock_guard lock(mutex_);
-            block.memory = std::move(memory);
-            block.state = State::ended;
-            packed_.notify_all();
+    void pack(size_t number) {
+        const std::shared_ptr<PackedBlock> block = next(number);
+        if (block == nullptr || !block->claim()) return;
+        block->has_memory() ? block->pack() : block->fail();
+    }
+
+    // Block `number` with its memory; null where nobody wants it.
+    std::shared_ptr<PackedBlock> next(size_t number) {
+        std::lock_guard lock(mutex_);
+        std::shared_ptr<PackedBlock>& block = blocks_[number];
+        if (is_stopped_) return nullptr;
+        if (is_taken_ && block.use_count() == 1) {
+            block = nullptr;
+            return nullptr;
         }
+        try {
+            block->allocate();
+        } catch (const std::bad_alloc&) {  // fails
+        }
+        return block;
     }
 
     // Of the blocks that will not be packed here, on huge pages.
     size_t size_to_come() const {
         constexpr size_t kPage = size_t(2) << 20;
         size_t size = 0;
-        for (const Block& block : blocks_)
-            if (block.state == State::waiting && block.size >= kPage)
-                size += (block.size + kPage - 1) / kPage * kPage;
+        for (const std::shared_ptr<PackedBlock>& block : blocks_)
+            if (block->is_waiting() && block->size() >= kPage)
+                size += (block->size() + kPage - 1) / kPage * kPage;
         return size;
     }
 
-    std::shared_ptr<Memory> packed(const Block& block) {
-        std::shared_ptr<Memory> memory;
-        try {
-            memory = std::make_shared<Memory>(block.size);
-        } catch (const std::bad_alloc&) {
-            return nullptr;
-        }
-        Pool::Lease lease(pool_);
-        for (const PackedRows& part : block.rows) {
-            const Rows from{part.source, part.weight.in, 0};
-            const PackArgs args{part.weight, from, memory->data() + part.offset, part.outputs};
-            kernels_.pack(args, part.weight.out, pool_);
-        }
-        return memory;
-    }
-
-    const Kernels kernels_;
-    Pool pool_;
-    std::vector<std::unique_ptr<MappedFile>> files_;
-    std::vector<Block> blocks_;  // complete before the thread starts
+    const std::shared_ptr<Packer> packer_;
+    std::vector<std::shared_ptr<MappedFile>> files_;
+    std::vector<std::shared_ptr<PackedBlock>> blocks_;  // complete before the thread starts
+    size_t size_ = 0;
+    bool is_unchanging_ = true;
     std::mutex mutex_;
-    std::condition_variable packed_;
-    bool is_stopped_ = false;
+    bool is_stopped_ = false, is_taken_ = false;
+    std::atomic<bool> has_ended_ = false;
     std::thread thread_;
 };
 

@@ -72,8 +72,30 @@ struct AddNormArgs {
     NormParams norm;
 };
 
+// Outputs first..first+count-1 of a weight: those of one of the tensors that it is made from.
+struct Outputs {
+    int64_t first, count;
+};
+
+// Outputs of a weight whose values are [outputs.count, in] at `source`.
+struct SourceRows {
+    Outputs outputs;
+    const void* source;
+};
+
+// The values of a weight that a thread packs while products with it are computed already. A
+// product that finds is_packed unset takes them from the rows, and counts among `readers` meanwhile:
+// they are there as long as one does, or as is_packed is unset.
+struct UnpackedRows {
+    const SourceRows* parts;
+    int64_t num_parts;
+    mutable uint32_t is_packed;
+    mutable uint32_t readers;
+};
+
 // out = table[ids] * scale (+ position_table[positions]); position_table may be null. The table's
-// rows are table_stride apart, or with in_panels they are the outputs of a packed weight.
+// rows are table_stride apart, or with in_panels they are the outputs of a packed weight; rows: where
+// they are, in one part, until it is packed, or null.
 struct EmbedArgs {
     Type type;
     int64_t width;
@@ -83,6 +105,7 @@ struct EmbedArgs {
     int64_t table_rows;
     int64_t table_stride;
     bool in_panels;
+    const UnpackedRows* rows;
     const int64_t* positions;
     const void* position_table;
     int64_t position_rows;
@@ -172,6 +195,8 @@ struct RowRounding {
 // each summed by itself; then neighbours are added, ((0 + 1) + (2 + 3)). A process that has some of
 // the inputs of a weight, whole segments of it, can thus bring a part of the sum without changing a
 // bit.
+//
+// rows: where its values are until its panels have them; or null.
 struct PackedWeight {
     Type type;
     WeightForm form;
@@ -190,6 +215,7 @@ struct PackedWeight {
     float table[16] = {};
     bool is_streamed = false;
     bool is_gated = false;
+    const UnpackedRows* rows = nullptr;
 };
 
 // What is added to some rows of a product's sums, fp32: to row t, row rows[t] of values; nothing
@@ -385,11 +411,6 @@ struct ExpertsArgs {
     LoraBank up_bank;
     LoraBank down_bank;
     Kernel<LoraShrinkArgs> shrink;
-};
-
-// Outputs first..first+count-1 of a weight: those of one of the tensors that it is made from.
-struct Outputs {
-    int64_t first, count;
 };
 
 // What a piece of a tensor has; sums: see scan.cpp, where they are asked for.

@@ -5,6 +5,7 @@
 #include "kernels/norm.hpp"
 #include "kernels/pairs.hpp"
 #include "kernels/quantize.hpp"
+#include "kernels/reading.hpp"
 #include "kernels/tiles.hpp"
 #include "kernels/vec.hpp"
 
@@ -104,9 +105,17 @@ Status embed(const EmbedArgs& a, int64_t tokens, Pool& pool) {
     if (!are_below(a.ids, tokens, a.table_rows)) return Status::bad_index;
     if (a.position_table != nullptr && !are_below(a.positions, tokens, a.position_rows))
         return Status::bad_index;
+    const Reading reading(a.rows);
+    EmbedArgs args = a;
+    if (reading.is_needed()) {
+        args.in_panels = false;
+        args.table = a.rows->parts->source;
+        args.table_stride = a.width;
+    }
     with_type(a.type, [&](auto type) {
         parallel_rows(pool, tokens, a.width, [&](int64_t first, int64_t stop) {
-            for (int64_t token = first; token < stop; ++token) embed_row<decltype(type)>(a, token);
+            for (int64_t token = first; token < stop; ++token)
+                embed_row<decltype(type)>(args, token);
         });
     });
     return Status::ok;

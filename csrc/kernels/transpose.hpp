@@ -1,9 +1,9 @@
 // Words of 4 bytes from rows into columns, as panels of weights have them: 16 words of each of 16
 // rows become 16 lines of 64 bytes.
 //
-// A line is written past the caches where it lies on a border of 64 bytes: weights are larger than
-// these, and memory that is written so is not read first. `finish_lines` makes such lines visible
-// to other threads.
+// A line is written past the caches where it lies on a border of 64 bytes, unless it is read soon:
+// weights are larger than these, and memory that is written so is not read first. `finish_lines`
+// makes such lines visible to other threads.
 #pragma once
 
 #include "kernels/vec.hpp"
@@ -12,6 +12,9 @@ namespace quire::QUIRE_LEVEL {
 
 constexpr int64_t kTile = 16;  // words of a row, and rows
 constexpr int64_t kTileBytes = kTile * 4;
+
+// When the lines are read again.
+enum class Reuse { late, soon };
 
 // What all of the words are xor-ed with: 0 leaves them.
 struct Flip {
@@ -22,8 +25,8 @@ inline bool is_on_line(const void* p) { return (reinterpret_cast<uintptr_t>(p) &
 
 #if defined(__AVX512F__)
 
-inline void write_line(void* to, __m512i words, bool is_aligned) {
-    if (is_aligned)
+inline void write_line(void* to, __m512i words, bool is_past) {
+    if (is_past)
         _mm512_stream_si512(static_cast<__m512i*>(to), words);
     else
         _mm512_storeu_si512(to, words);
@@ -31,10 +34,10 @@ inline void write_line(void* to, __m512i words, bool is_aligned) {
 
 // Rows are `stride` bytes apart, lines `line` bytes.
 inline void transpose_tile(const uint8_t* from, int64_t stride, uint8_t* to, int64_t line,
-                           Flip flip) {
+                           Flip flip, Reuse reuse = Reuse::late) {
     __m512i a[16], b[16];
     const __m512i bits = _mm512_set1_epi32(static_cast<int>(flip.bits));
-    const bool is_aligned = is_on_line(to) && is_on_line(to + line);
+    const bool is_past = reuse == Reuse::late && is_on_line(to) && is_on_line(to + line);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i)
         a[i] = _mm512_xor_si512(_mm512_loadu_si512(from + i * stride), bits);
@@ -60,12 +63,12 @@ inline void transpose_tile(const uint8_t* from, int64_t stride, uint8_t* to, int
     }
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
-        write_line(to + c * line, _mm512_shuffle_i32x4(b[c], b[8 + c], 0x88), is_aligned);
+        write_line(to + c * line, _mm512_shuffle_i32x4(b[c], b[8 + c], 0x88), is_past);
         write_line(to + (4 + c) * line, _mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0x88),
-                   is_aligned);
-        write_line(to + (8 + c) * line, _mm512_shuffle_i32x4(b[c], b[8 + c], 0xdd), is_aligned);
+                   is_past);
+        write_line(to + (8 + c) * line, _mm512_shuffle_i32x4(b[c], b[8 + c], 0xdd), is_past);
         write_line(to + (12 + c) * line, _mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0xdd),
-                   is_aligned);
+                   is_past);
     }
 }
 
@@ -104,7 +107,7 @@ inline void transpose_part(const uint8_t* from, int64_t stride, uint8_t* to, int
 }
 
 inline void transpose_tile(const uint8_t* from, int64_t stride, uint8_t* to, int64_t line,
-                           Flip flip) {
+                           Flip flip, Reuse = Reuse::late) {
     for (int64_t row = 0; row < kTile; row += 8)
         for (int64_t word = 0; word < kTile; word += 8)
             transpose_part(from + row * stride + word * 4, stride, to + word * line + row * 4, line,
@@ -116,7 +119,7 @@ inline void finish_lines() {}
 #else
 
 inline void transpose_tile(const uint8_t* from, int64_t stride, uint8_t* to, int64_t line,
-                           Flip flip) {
+                           Flip flip, Reuse = Reuse::late) {
     for (int64_t word = 0; word < kTile; ++word)
         for (int64_t row = 0; row < kTile; ++row) {
             uint32_t bits;

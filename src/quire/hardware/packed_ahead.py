@@ -1,5 +1,7 @@
 """Weights that native threads pack out of a checkpoint's files while torch is imported, before the
-loader asks for them. The threads need neither torch nor the interpreter's lock.
+loader asks for them. The threads need neither torch nor the interpreter's lock. They go on after
+the loader has taken a weight, whose products read the files until it is packed; nobody can write to
+these meanwhile.
 
 A weight's key says everything that it is made of. The loader computes the key of each weight that
 it is to pack, takes those that are packed already, and packs the others. Free of torch.
@@ -99,9 +101,18 @@ class _Packing:
             offset += size
         self._numbers[tuple(part.key for part in block.parts)] = number
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its threads have nothing left to pack."""
+        return bool(self._packer.has_ended)
+
     def take(self, keys: tuple[str, ...]) -> Any:
         number = self._numbers.pop(keys, None)
         return None if number is None else self._packer.take(number)
+
+    def end_taking(self) -> None:
+        """Pack what was taken, and no more."""
+        self._packer.end_taking()
 
     def stop(self) -> None:
         self._packer.stop()
@@ -115,6 +126,9 @@ def _panel_bytes(part: PackedPart, item_bytes: int, width: int) -> int:
 
 _lock = threading.Lock()
 _packings: list[_Packing] = []
+"""The one that a loader takes weights from."""
+_taken: list[_Packing] = []
+"""Those whose weights are in use, and may be packed still."""
 
 
 def pack_ahead(plan: PackingPlan) -> None:
@@ -131,8 +145,8 @@ def pack_ahead(plan: PackingPlan) -> None:
 
 
 def take_packed(keys: Sequence[str | None]) -> Any:
-    """The memory with the panels of the weights with these keys, once; None where nobody has packed
-    them so. Waits while they are being packed.
+    """The native block of the weights with these keys, once; None where nobody packs them so. Its
+    `wait` returns when it is packed.
     """
     with _lock:
         found = next(iter(_packings), None)
@@ -142,11 +156,20 @@ def take_packed(keys: Sequence[str | None]) -> Any:
 
 
 def end_packing() -> None:
-    """Pack no more, and free what nobody has taken."""
+    """Free what nobody has taken, and pack the rest in peace."""
     with _lock:
+        _taken[:] = [packing for packing in _taken if not packing.has_ended]
         while _packings:
-            _packings.pop().stop()
+            packing = _packings.pop()
+            packing.end_taking()
+            _taken.append(packing)
+
+
+def _stop() -> None:
+    with _lock:
+        for packing in [*_packings, *_taken]:
+            packing.stop()
 
 
 # native threads end before the interpreter does
-atexit.register(end_packing)
+atexit.register(_stop)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from quire.executor.packed_file import preparation
 from quire.hardware import packed_ahead
@@ -35,14 +36,14 @@ def taken(monkeypatch):
     """Whether each weight that the loader asked for had been packed."""
     found = []
 
-    def note(keys, num_bytes, take=linear_ops.packed_memory):
-        memory = take(keys, num_bytes)
-        if keys != [None] or memory is not None:
-            found.append(memory is not None)
-        return memory
+    def note(keys, num_bytes, take=linear_ops.packed_block):
+        block = take(keys, num_bytes)
+        if keys != [None] or block is not None:
+            found.append(block is not None)
+        return block
 
-    monkeypatch.setattr(linear_ops, "packed_memory", note)
-    monkeypatch.setattr(expert_ops, "packed_memory", note)
+    monkeypatch.setattr(linear_ops, "packed_block", note)
+    monkeypatch.setattr(expert_ops, "packed_block", note)
     return found
 
 
@@ -142,16 +143,85 @@ def test_a_file_that_is_too_short_is_not_read_beyond_its_end(tmp_path):
     assert 0 < len(packing._numbers) < len(before.packing.blocks)
 
 
+def not_started(before):
+    """The packing of a plan, whose threads never begin."""
+    packing = packed_ahead._Packing(find_native()[0], before.packing)
+    packed_ahead._packings.append(packing)
+    return packing
+
+
 def test_a_loader_that_has_caught_up_packs_by_itself(tmp_path, taken):
-    """All that comes after a weight that was not ready is its own, with all threads."""
+    """All that comes after a weight that was not ready is its own, with all threads, where somebody
+    may write to the files.
+    """
     folder = model(tmp_path / "model", "llama")
     right = answers(folder)
     taken.clear()
     before = packing_of(folder)
-    packing = packed_ahead._Packing(find_native()[0], before.packing)
-    packed_ahead._packings.append(packing)
-    first = before.packing.blocks[0]
-    assert packing.take(tuple(part.key for part in first.parts)) is None
-    packing.start()
-    assert same_bits(answers(folder), right)
+    (file,) = folder.glob("*.safetensors")
+    with file.open("r+b"):  # so that there is no lease
+        packing = not_started(before)
+        first = before.packing.blocks[0]
+        assert packing.take(tuple(part.key for part in first.parts)) is None
+        packing.start()
+        assert same_bits(answers(folder), right)
     assert taken and not any(taken)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "changed"),
+    [("qwen2", "bfloat16", {"tie_word_embeddings": True}),
+     ("llama", "float32", {"tie_word_embeddings": False, "intermediate_size": 100}),
+     ("llama", "bfloat16", {"intermediate_size": 100, "hidden_size": 60, "head_dim": 14})],
+    ids=str,
+)  # fmt: skip
+def test_products_read_the_files_until_weights_are_packed(tmp_path, taken, family, dtype, changed):
+    """With the bits of packed weights; only what is looked up in panels waits for them."""
+    folder = model(tmp_path / "model", family, dtype, **changed)
+
+    def found():
+        core = open_core(folder, 1, dtype=dtype, packed_weights_gib=0)
+        answer = serve(core)
+        core.shutdown()
+        return answer
+
+    right = found()
+    taken.clear()
+    plan = plan_of(folder, dtype=dtype, packed_weights_gib=0)
+    not_started(preparation(plan.model, plan.parallel))
+    assert same_bits(found(), right)
+    assert taken and all(taken)
+
+
+def test_a_file_is_not_written_to_until_its_weights_are_packed(tmp_path):
+    folder = model(tmp_path / "model", "llama")
+    (file,) = folder.glob("*.safetensors")
+    packing = not_started(packing_of(folder))
+    with pytest.raises(BlockingIOError):
+        os.open(file, os.O_WRONLY | os.O_NONBLOCK)
+    os.replace(shutil.copy(file, tmp_path / "new"), file)  # another file of the name is free
+    packing.start()
+    packing._packer.wait()
+    while not packing.has_ended:
+        os.sched_yield()
+    with file.open("r+b"):
+        pass
+
+
+def test_the_memory_of_a_weight_is_packed_when_somebody_looks_at_it(tmp_path, taken):
+    """Tensors that are updated, or that a file keeps, are those of the checkpoint."""
+    folder = model(tmp_path / "model", "llama")
+    right = weights_of(folder)
+    taken.clear()
+    not_started(packing_of(folder))
+    early = weights_of(folder)
+    assert taken and all(taken)
+    assert early.keys() == right.keys()
+    assert all(torch.equal(early[name], values) for name, values in right.items())
+
+
+def weights_of(folder):
+    core = open_core(folder, 1, dtype="bfloat16", packed_weights_gib=0)
+    found = dict(core.executor.workers[0].model_runner.model.named_parameters())
+    core.shutdown()
+    return found

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.linear_ops import CpuLinear, LinearOps, address_of, packed_memory
+from quire.kernels.cpu.linear_ops import CpuLinear, LinearOps, address_of, packed_block
 from quire.kernels.cpu.lora_ops import CpuBank, bank_tensors
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.formats.coded import CodedWeight, of_one_kind
@@ -79,11 +79,13 @@ class ExpertOps:
         shape, key_of = (len(up), sum(sizes)), partial(self._linear.key_of, stored_as=stored_as)
         pairs = zip(up, down, strict=True)
         keys = [key for u, d in pairs for key in (key_of(u, gated=gated), key_of(d, gated=False))]
-        ready = packed_memory(keys, math.prod(shape))
-        is_packed = ready is not None
-        if ready is None:
-            ready = self._runtime.weight_memory(shape, torch.uint8)
-        memory = ready.view(shape)
+        block = packed_block(keys, math.prod(shape))
+        is_packed = block is not None
+        if block is None:
+            memory = self._runtime.weight_memory(shape, torch.uint8)
+        else:
+            block.wait()
+            memory = torch.frombuffer(block.memory(), dtype=torch.uint8).view(shape)
         of_up, of_down = memory.split(sizes, 1)
         pack_up = partial(self._linear.pack_linear, gated=gated, is_packed=is_packed)
         pack_down = partial(self._linear.pack_linear, segments=segments, is_packed=is_packed)

@@ -52,14 +52,15 @@ class CpuLinear:
     """A weight in panels of outputs (csrc/kernels/linear_pack.cpp and quantized.cpp say how they
     look); `dtype` is that of the activations. form: "plain", or how it is rounded; rounds_rows: see
     `WeightFormat`. order: that of a weight in codes. gated: see `pack_linear`; scales are in the
-    order of the panels. group, codes: what else the native weight was made from.
+    order of the panels. group, codes: what else the native weight was made from. memory: that of
+    the panels, which threads may still fill; block: of those threads.
     """
 
     native: Any
     dtype: torch.dtype
     in_features: int
     out_features: int
-    panels: Tensor
+    memory: Tensor
     scales: Tensor | None
     bias: Tensor | None
     segments: int
@@ -69,6 +70,18 @@ class CpuLinear:
     gated: bool = False
     group: int = 0
     codes: CodeFacts | None = None
+    block: Any = None
+
+    @property
+    def panels(self) -> Tensor:
+        """The memory of its panels when they are packed."""
+        self.wait()
+        return self.memory
+
+    def wait(self) -> None:
+        """Return when its panels are packed."""
+        if self.block is not None:
+            self.block.wait()
 
     @property
     def has_whole_sums(self) -> bool:
@@ -108,7 +121,7 @@ class CpuLinear:
             self,
             native=native,
             out_features=out,
-            panels=self.panels[rank * count :][:count],
+            memory=self.panels[rank * count :][:count],
             scales=None if self.scales is None else self.scales[first:][:out],
             bias=None if self.bias is None else self.bias[first:],
         )
@@ -161,11 +174,11 @@ class LinearOps:
         shape, dtype = self._panel_shape(weight, stored_as, gated)
         # who gives memory wants the panels there, and what was packed ahead lies elsewhere
         key = None if memory is not None else self.key_of(weight, stored_as, gated)
-        ready = packed_memory([key], math.prod(shape) * dtype.itemsize)
-        if ready is None:
+        block = packed_block([key], math.prod(shape) * dtype.itemsize)
+        if block is None:
             panels = (memory or self._runtime.weight_memory)(shape, dtype)
         else:
-            panels, is_packed = ready.view(dtype).view(shape), True
+            panels = torch.frombuffer(block.memory(), dtype=dtype).view(shape)
         if isinstance(weight, CodedWeight):
             pack = self._pack_integers if weight.is_of_integers else self._pack_coded
             return pack(weight, bias, segments, gated, panels)
@@ -184,6 +197,8 @@ class LinearOps:
             rounds_rows=stored_as is not None and stored_as.rounds_rows,
             gated=gated,
         )
+        if block is not None:
+            return replace(packed, native=block.unpacked(packed.native), block=block)
         if is_packed:
             return packed
         first = 0
@@ -406,10 +421,10 @@ class LinearOps:
 
     def embed_packed(self, ids: Tensor, w: CpuLinear, scale: float = 1.0) -> Tensor:
         """ids [T] -> [T, in]: columns of panels, put together again."""
-        assert w.scales is None and w.panels.dtype is w.dtype, "a rounded weight is not a table"
+        assert w.scales is None and w.memory.dtype is w.dtype, "a rounded weight is not a table"
         runtime = self._runtime
         ids = runtime.dense(ids)
-        runtime.keep(len(ids), ids, w.panels)
+        runtime.keep(len(ids), ids, w.memory)
         out = runtime.output((len(ids), w.in_features), w.dtype)
         self._context.embed(
             self._types[w.dtype],
@@ -417,10 +432,10 @@ class LinearOps:
             w.in_features,
             scale,
             ids.data_ptr(),
-            w.panels.data_ptr(),
+            w.memory.data_ptr(),
             w.out_features,
             0,
-            True,
+            w.native,
             *(0, 0, 0, 0),
             out.data_ptr(),
         )
@@ -516,7 +531,7 @@ class LinearOps:
         if isinstance(addend, CpuLora):
             assert addend.bank.shape.out_features == w.out_features
             lora = addend.bank.native, addend.factors.data_ptr(), addend.slots.data_ptr()
-        runtime.keep(num_tokens, x, w.panels, w.scales, w.bias, w.order, values, rows, peaks)
+        runtime.keep(num_tokens, x, w.memory, w.scales, w.bias, w.order, values, rows, peaks)
         dtype = torch.float32 if finish in ("logits", "partial") else x.dtype
         y = runtime.output((num_tokens, width), dtype)
         self._context.linear(
@@ -551,12 +566,12 @@ def _coded_group(weight: CodedWeight) -> int:
     return math.gcd(weight.group, _CODED_GROUP)
 
 
-def packed_memory(keys: Sequence[str | None], num_bytes: int) -> Tensor | None:
-    """The memory of weights that were packed before, by their keys; None: they were not."""
-    buffer = take_packed(keys)
-    if buffer is None or buffer.size != num_bytes:
-        return None
-    return torch.frombuffer(buffer, dtype=torch.uint8)
+def packed_block(keys: Sequence[str | None], num_bytes: int) -> Any:
+    """The native block of weights that threads pack or have packed, by their keys; None: they do
+    not.
+    """
+    block = take_packed(keys)
+    return None if block is None or block.size != num_bytes else block
 
 
 def address_of(tensor: Tensor | None) -> int:

@@ -53,7 +53,7 @@ class RecordedGroup:
             return None
         assert not weight.gated and (peaks is not None or not weight.rounds_rows)
         x = runtime.dense(x)
-        held = weight.panels, weight.scales, weight.bias, weight.order
+        held = weight.memory, weight.scales, weight.bias, weight.order
         runtime.keep(len(x), x, peaks, *held)
         y = runtime.output((len(x), weight.out_features), x.dtype)
         group.product_by(

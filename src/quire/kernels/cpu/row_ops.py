@@ -135,7 +135,7 @@ class RowOps:
             table.data_ptr(),
             table.shape[0],
             table.stride(0),
-            False,
+            None,
             *learned,
             out.data_ptr(),
         )

@@ -43,6 +43,15 @@ class UnpackablePart(Protocol):
         ...
 
 
+@runtime_checkable
+class FillingPart(Protocol):
+    """A part whose tensors threads may still be filling."""
+
+    def wait(self) -> None:
+        """Return when they are filled."""
+        ...
+
+
 def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a part as rows: its own, or copies where a provider has packed them. Of
     a format that cannot be unpacked they are those that it is kept in.
@@ -72,7 +81,8 @@ def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
 
 def tensors_within(part: object, *, with_addresses: bool = True) -> Iterator[Tensor]:
     """Yield the tensors of a part, which may be in a provider's own format. with_addresses: also
-    those that have no values, but places in memory.
+    those that have no values, but places in memory. Without them all values are there when a tensor
+    comes; else threads may still be filling it.
     """
     if isinstance(part, Tensor):
         yield part
@@ -80,6 +90,8 @@ def tensors_within(part: object, *, with_addresses: bool = True) -> Iterator[Ten
         for item in part:
             yield from tensors_within(item, with_addresses=with_addresses)
     elif is_dataclass(part) and not isinstance(part, type):
+        if not with_addresses and isinstance(part, FillingPart):
+            part.wait()
         for field in fields(part):
             if with_addresses or not field.metadata.get("addresses"):
                 yield from tensors_within(getattr(part, field.name), with_addresses=with_addresses)

@@ -103,26 +103,12 @@ class PackedWeights:
         path = self._find_path()
         if path is None or path != self._path:
             return  # of files that have changed meanwhile
-        about: dict[str, Any] = {}
-        buffers: dict[str, memoryview] = {}
-        for name, weight in noted.items():
-            if (apart := self._codec.take_apart(weight)) is None:
-                return  # of a kind that no file has
-            facts, tensors = apart
-            shapes = {}
-            for part, tensor in tensors.items():
-                shapes[part] = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-                data = tensor.contiguous().flatten().view(torch.uint8)
-                buffers[f"{name}/{part}"] = data.numpy().data
-            about[name] = facts, shapes
-        size = sum(data.nbytes for data in buffers.values())
-        if LEAST_BYTES <= size <= self._most_bytes:
-            # not a daemon: a program that ends without closing its engine leaves a file, too
-            self._goes_on = True
-            self._thread = threading.Thread(
-                target=self._write, args=(path, buffers, about, size), name="packed-weights"
-            )
-            self._thread.start()
+        # not a daemon: a program that ends without closing its engine leaves a file, too
+        self._goes_on = True
+        self._thread = threading.Thread(
+            target=self._write, args=(path, noted), name="packed-weights"
+        )
+        self._thread.start()
 
     def close(self) -> None:
         """Wait until the file is written: once for a model."""
@@ -139,11 +125,17 @@ class PackedWeights:
         self._goes_on = False
         self.close()
 
-    def _write(self, path: Path, buffers: dict[str, memoryview], about: Any, size: int) -> None:
+    def _write(self, path: Path, noted: dict[str, Any]) -> None:
         with contextlib.suppress(OSError, AttributeError):
             # Linux has a niceness for each thread; other systems would lower the whole process, or
             # have no such ids
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        if (apart := self._taken_apart(noted)) is None:
+            return
+        buffers, about = apart
+        size = sum(data.nbytes for data in buffers.values())
+        if not LEAST_BYTES <= size <= self._most_bytes:
+            return
         folder = path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -155,6 +147,26 @@ class PackedWeights:
                 logger.info("Packed weights are kept in %s for the next start.", path)
         except OSError as error:
             logger.info("Packed weights are not kept for the next start: %s.", error)
+
+    def _taken_apart(
+        self, noted: dict[str, Any]
+    ) -> tuple[dict[str, memoryview], dict[str, Any]] | None:
+        """The buffers of the weights and the facts about them, once they are packed; None where no
+        file has such, or nobody wants it any more.
+        """
+        about: dict[str, Any] = {}
+        buffers: dict[str, memoryview] = {}
+        for name, weight in noted.items():
+            if not self._goes_on or (apart := self._codec.take_apart(weight)) is None:
+                return None
+            facts, tensors = apart
+            shapes = {}
+            for part, tensor in tensors.items():
+                shapes[part] = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+                data = tensor.contiguous().flatten().view(torch.uint8)
+                buffers[f"{name}/{part}"] = data.numpy().data
+            about[name] = facts, shapes
+        return buffers, about
 
     def _make_room(self, new: Path, size: int) -> None:
         """Remove the files whose last use is longest ago."""
