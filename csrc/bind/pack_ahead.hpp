@@ -34,7 +34,7 @@ namespace quire {
 // truncate it waits until this object is gone.
 class MappedFile {
    public:
-    // Leaves `data` null where the file cannot be mapped.
+    // Leaves `data` null where the file cannot be mapped, or is empty.
     explicit MappedFile(const std::string& path) {
 #if defined(__linux__)
         fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -45,6 +45,7 @@ class MappedFile {
         if (fstat(fd_, &about) != 0) return;
         void* mapping = mmap(nullptr, size_t(about.st_size), PROT_READ, MAP_PRIVATE, fd_, 0);
         if (mapping == MAP_FAILED) return;
+        madvise(mapping, size_t(about.st_size), MADV_HUGEPAGE);  // as the page cache has them
         data_ = static_cast<std::byte*>(mapping);
         size_ = size_t(about.st_size);
 #else
@@ -63,6 +64,14 @@ class MappedFile {
     std::byte* data() const { return data_; }
     size_t size() const { return size_; }
     bool is_leased() const { return is_leased_; }
+
+    // Reads a byte of all that one fault maps, so that nobody waits for faults later. Until the time
+    // is over: what is not in memory is read from the disk when it is needed.
+    void touch(std::chrono::steady_clock::time_point end) const {
+        constexpr size_t kPages = size_t(64) << 10;
+        for (size_t at = 0; at < size_ && std::chrono::steady_clock::now() < end; at += kPages)
+            static_cast<void>(*static_cast<const volatile std::byte*>(data_ + at));
+    }
 
    private:
     int fd_ = -1;
@@ -213,7 +222,6 @@ class PackAhead {
     }
 
     void start() {
-        files_.clear();  // which blocks keep
         thread_ = std::thread([this] { run(); });
     }
 
@@ -272,6 +280,9 @@ class PackAhead {
     bool goes_on_after_taking() const { return is_unchanging_ && size_ <= kMostBytes; }
 
     void run() {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+        for (const std::shared_ptr<MappedFile>& file : files_) file->touch(end);
+        files_.clear();  // which blocks keep
         wait_for_libraries();  // who imports waits for those, and for packed weights later
         for (size_t i = 0; i < blocks_.size(); ++i) pack(i);
         // here, as it takes time; nothing else reads the files of what is packed

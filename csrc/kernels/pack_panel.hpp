@@ -26,8 +26,9 @@ inline void pack_run(E* panel, int64_t lane, const E* row, int64_t first, int64_
 // in the cache until all rows have filled them.
 constexpr int64_t kPacked = 32;
 
-// The inputs that were packed as tiles of words: pairs of bf16, or numbers of fp32. So few lines
-// are written at a time that the rows' next words come from the nearest cache.
+// The inputs that were packed as tiles of words: pairs of bf16, or numbers of fp32. The rows of a
+// tile are read from beginning to end: as many streams as the hardware keeps ahead of, which twice
+// as many are not.
 template <class E>
 inline int64_t pack_tiles(const PackArgs& a, const PanelOutputs& outputs, Lanes lanes, E* to,
                           Reuse reuse) {
@@ -40,10 +41,11 @@ inline int64_t pack_tiles(const PackArgs& a, const PanelOutputs& outputs, Lanes 
     const auto* from = reinterpret_cast<const uint8_t*>(row_of<E>(a.source, row, 0));
     const int64_t stride = a.source.token_stride * sizeof(E);
     auto* place = reinterpret_cast<uint8_t*>(to);
-    for (int64_t k = 0; k < stop; k += of_tile, from += kTileBytes, place += kTile * line)
-        for (int64_t half = 0; half < kPanel / kTile; ++half)
-            transpose_tile(from + half * kTile * stride, stride, place + half * kTileBytes, line,
-                           Flip{0}, reuse);
+    const int64_t tiles = stop / of_tile;
+    for (int64_t half = 0; half < kPanel / kTile; ++half, from += kTile * stride)
+        for (int64_t i = 0; i < tiles; ++i)
+            transpose_tile(from + i * kTileBytes, stride,
+                           place + i * kTile * line + half * kTileBytes, line, Flip{0}, reuse);
     finish_lines();
     return stop;
 }
