@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -87,6 +88,7 @@ struct Packer {
 
     const Kernels kernels;
     Pool pool;
+    std::atomic<int> num_waiting = 0;  // threads that wait for a block
 };
 
 // One piece of memory with the panels of some weights. Whoever packs it first claims it.
@@ -107,7 +109,7 @@ class PackedBlock {
         parts_.push_back({weight, offset, outputs, file->data() + at});
         sources_.push_back({outputs, file->data() + at});
         if (files_.empty() || files_.back() != file) files_.push_back(file);
-        rows_ = {sources_.data(), int64_t(sources_.size()), 0, 0};
+        rows_ = {sources_.data(), int64_t(sources_.size()), 0, 0, 0};
     }
 
     // Throws std::bad_alloc. One thread at a time; pages that nobody has touched take no memory.
@@ -121,16 +123,12 @@ class PackedBlock {
         return state_.compare_exchange_strong(waiting, State::begun);
     }
 
-    // By the one who has claimed it.
-    void pack() {
+    // By the one who has claimed it, a piece after the other, each after `give_way()`.
+    template <class GiveWay>
+    void pack(const GiveWay& give_way) {
         {
             Pool::Lease lease(packer_->pool);
-            for (const Part& part : parts_) {
-                const Rows from{part.source, part.weight.in, 0};
-                const PackArgs args{part.weight, from, memory_->data() + part.offset, part.outputs,
-                                    nullptr};
-                packer_->kernels.pack(args, part.weight.out, packer_->pool);
-            }
+            for (const Part& part : parts_) pack_part(part, give_way);
         }
         __atomic_store_n(&rows_.is_packed, 1, __ATOMIC_SEQ_CST);
         state_ = State::packed;
@@ -145,12 +143,17 @@ class PackedBlock {
 
     // Until it is packed, by the caller where nobody else does.
     void wait() {
-        if (has_memory() && claim()) pack();
+        ++packer_->num_waiting;
+        if (has_memory() && claim()) pack([] {});
         state_.wait(State::begun);
+        --packer_->num_waiting;
     }
 
     // Of its one weight, for products meanwhile; valid as long as the block.
     const UnpackedRows* rows() const { return &rows_; }
+
+    // Products, so far, that have read the files.
+    uint32_t num_reads() const { return __atomic_load_n(&rows_.reads, __ATOMIC_RELAXED); }
 
     // Waits for products that read the files, and lets these go; it is packed.
     void release_files() {
@@ -168,6 +171,24 @@ class PackedBlock {
         Outputs outputs;
         std::byte* source;
     };
+
+    template <class GiveWay>
+    void pack_part(const Part& part, const GiveWay& give_way) const {
+        constexpr int64_t kBytes = 4 << 20;
+        const int64_t row = part.weight.in * size_of(part.weight.type);
+        const int64_t most = (kBytes / row / kPanelWidth + 1) * kPanelWidth;
+        for (int64_t done = 0, count; done < part.outputs.count; done += count) {
+            give_way();
+            count = std::min(most, part.outputs.count - done);
+            const Rows from{part.source + done * row, part.weight.in, 0};
+            const PackArgs args{part.weight,
+                                from,
+                                memory_->data() + part.offset,
+                                {part.outputs.first + done, count},
+                                nullptr};
+            packer_->kernels.pack(args, part.weight.out, packer_->pool);
+        }
+    }
 
     const size_t size_;
     const std::shared_ptr<Packer> packer_;
@@ -268,7 +289,7 @@ class PackAhead {
     void stop() {
         {
             std::lock_guard lock(mutex_);
-            is_stopped_ = true;
+            is_stopped_ = is_ending_ = true;
         }
         if (thread_.joinable()) thread_.join();
     }
@@ -294,7 +315,28 @@ class PackAhead {
     void pack(size_t number) {
         const std::shared_ptr<PackedBlock> block = next(number);
         if (block == nullptr || !block->claim()) return;
-        block->has_memory() ? block->pack() : block->fail();
+        if (block->has_memory())
+            block->pack([this] { give_way(); });
+        else
+            block->fail();
+    }
+
+    // Waits while products read the files: where there are as many threads as cores, each region
+    // of a step would wait for the one whose core this thread is on. For so long altogether that a
+    // few first steps go by.
+    void give_way() {
+        using std::chrono::milliseconds;
+        constexpr milliseconds kPause(10), kNap(1);
+        while (patience_ > kNap && !is_ending_ && packer_->num_waiting == 0) {
+            const auto now = std::chrono::steady_clock::now();
+            uint32_t reads = 0;
+            for (const std::shared_ptr<PackedBlock>& block : blocks_)
+                if (block != nullptr) reads += block->num_reads();
+            if (reads != std::exchange(reads_, reads)) read_at_ = now;
+            if (now - read_at_ > kPause) return;
+            std::this_thread::sleep_for(kNap);
+            patience_ -= std::chrono::steady_clock::now() - now;
+        }
     }
 
     // Block `number` with its memory; null where nobody wants it.
@@ -330,7 +372,11 @@ class PackAhead {
     bool is_unchanging_ = true;
     std::mutex mutex_;
     bool is_stopped_ = false, is_taken_ = false;
-    std::atomic<bool> has_ended_ = false;
+    std::atomic<bool> is_ending_ = false, has_ended_ = false;
+    // Of the thread: how long it still gives way, the reads it has seen, and when they grew.
+    std::chrono::steady_clock::duration patience_ = std::chrono::milliseconds(1500);
+    uint32_t reads_ = 0;
+    std::chrono::steady_clock::time_point read_at_{};
     std::thread thread_;
 };
 

@@ -85,12 +85,13 @@ struct SourceRows {
 
 // The values of a weight that a thread packs while products with it are computed already. A
 // product that finds is_packed unset takes them from the rows, and counts among `readers` meanwhile:
-// they are there as long as one does, or as is_packed is unset.
+// they are there as long as one does, or as is_packed is unset. reads: all there were.
 struct UnpackedRows {
     const SourceRows* parts;
     int64_t num_parts;
     mutable uint32_t is_packed;
     mutable uint32_t readers;
+    mutable uint32_t reads;
 };
 
 // out = table[ids] * scale (+ position_table[positions]); position_table may be null. The table's

@@ -12,6 +12,7 @@ class Reading {
     explicit Reading(const UnpackedRows* rows) : rows_(rows) {
         if (rows_ == nullptr || __atomic_load_n(&rows_->is_packed, __ATOMIC_ACQUIRE)) return;
         __atomic_add_fetch(&rows_->readers, 1, __ATOMIC_SEQ_CST);
+        __atomic_add_fetch(&rows_->reads, 1, __ATOMIC_RELAXED);
         is_counted_ = true;
         is_needed_ = !__atomic_load_n(&rows_->is_packed, __ATOMIC_SEQ_CST);
     }
