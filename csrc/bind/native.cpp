@@ -236,6 +236,7 @@ void bind_pack_ahead(nb::module_& m) {
         .def("wait", &PackAhead::wait, nb::call_guard<nb::gil_scoped_release>())
         .def("end_taking", &PackAhead::end_taking)
         .def_prop_ro("has_ended", &PackAhead::has_ended)
+        .def("wait_for_end", &PackAhead::wait_for_end, nb::call_guard<nb::gil_scoped_release>())
         .def("stop", &PackAhead::stop, nb::call_guard<nb::gil_scoped_release>());
 }
 

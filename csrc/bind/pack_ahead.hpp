@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -243,14 +244,15 @@ class PackAhead {
     }
 
     void start() {
+        has_ended_ = false;
         thread_ = std::thread([this] { run(); });
     }
 
     // A block, once; null where it has not been packed, and will not be.
     std::shared_ptr<PackedBlock> take(int64_t number) {
         std::unique_lock lock(mutex_);
+        assert(!is_taken_);
         const std::shared_ptr<PackedBlock> block = blocks_.at(size_t(number));
-        if (block == nullptr) return nullptr;
         if (!is_stopped_ && goes_on_after_taking()) {
             try {
                 block->allocate();
@@ -281,10 +283,14 @@ class PackAhead {
     void end_taking() {
         std::lock_guard lock(mutex_);
         is_taken_ = true;
+        if (has_ended_) blocks_.clear();  // who has taken one keeps it
     }
 
     // Whether all that was taken is packed, or never will be.
     bool has_ended() const { return has_ended_; }
+
+    // Returns then; nobody hurries.
+    void wait_for_end() const { has_ended_.wait(false); }
 
     void stop() {
         {
@@ -309,7 +315,10 @@ class PackAhead {
         // here, as it takes time; nothing else reads the files of what is packed
         for (const std::shared_ptr<PackedBlock>& block : blocks_)
             if (block != nullptr && block->is_packed()) block->release_files();
+        std::lock_guard lock(mutex_);
         has_ended_ = true;
+        has_ended_.notify_all();
+        if (is_taken_) blocks_.clear();
     }
 
     void pack(size_t number) {
@@ -372,7 +381,7 @@ class PackAhead {
     bool is_unchanging_ = true;
     std::mutex mutex_;
     bool is_stopped_ = false, is_taken_ = false;
-    std::atomic<bool> is_ending_ = false, has_ended_ = false;
+    std::atomic<bool> is_ending_ = false, has_ended_ = true;
     // Of the thread: how long it still gives way, the reads it has seen, and when they grew.
     std::chrono::steady_clock::duration patience_ = std::chrono::milliseconds(1500);
     uint32_t reads_ = 0;

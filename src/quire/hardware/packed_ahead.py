@@ -114,6 +114,10 @@ class _Packing:
         """Pack what was taken, and no more."""
         self._packer.end_taking()
 
+    def wait_for_end(self) -> None:
+        """Return when they have not."""
+        self._packer.wait_for_end()
+
     def stop(self) -> None:
         self._packer.stop()
 
@@ -163,6 +167,16 @@ def end_packing() -> None:
             packing = _packings.pop()
             packing.end_taking()
             _taken.append(packing)
+
+
+def wait_for_packing() -> None:
+    """Return when all that was taken is packed. Nobody hurries for the caller, as for one that asks
+    for a weight.
+    """
+    with _lock:
+        going_on = [*_packings, *_taken]
+    for packing in going_on:
+        packing.wait_for_end()
 
 
 def _stop() -> None:

@@ -201,9 +201,7 @@ def test_a_file_is_not_written_to_until_its_weights_are_packed(tmp_path):
         os.open(file, os.O_WRONLY | os.O_NONBLOCK)
     os.replace(shutil.copy(file, tmp_path / "new"), file)  # another file of the name is free
     packing.start()
-    packing._packer.wait()
-    while not packing.has_ended:
-        os.sched_yield()
+    packing.wait_for_end()
     with file.open("r+b"):
         pass
 

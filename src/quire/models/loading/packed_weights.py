@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from quire.hardware.buffer_file import BadFile, map_buffers, mark_used, write_buffers
+from quire.hardware.packed_ahead import wait_for_packing
+from quire.models.loading.model_parts import tensors_within
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +105,9 @@ class PackedWeights:
         path = self._find_path()
         if path is None or path != self._path:
             return  # of files that have changed meanwhile
+        size = sum(tensor.nbytes for each in noted.values() for tensor in tensors_within(each))
+        if not LEAST_BYTES <= size <= self._most_bytes:
+            return
         # not a daemon: a program that ends without closing its engine leaves a file, too
         self._goes_on = True
         self._thread = threading.Thread(
@@ -130,12 +135,11 @@ class PackedWeights:
             # Linux has a niceness for each thread; other systems would lower the whole process, or
             # have no such ids
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        wait_for_packing()
         if (apart := self._taken_apart(noted)) is None:
             return
         buffers, about = apart
         size = sum(data.nbytes for data in buffers.values())
-        if not LEAST_BYTES <= size <= self._most_bytes:
-            return
         folder = path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -151,8 +155,8 @@ class PackedWeights:
     def _taken_apart(
         self, noted: dict[str, Any]
     ) -> tuple[dict[str, memoryview], dict[str, Any]] | None:
-        """The buffers of the weights and the facts about them, once they are packed; None where no
-        file has such, or nobody wants it any more.
+        """The buffers of the weights and the facts about them; None where no file has such, or
+        nobody wants it any more.
         """
         about: dict[str, Any] = {}
         buffers: dict[str, memoryview] = {}
