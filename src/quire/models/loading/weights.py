@@ -4,7 +4,8 @@ Exact: before anything is read, the names and shapes of the files are compared w
 needs, and one `WeightMismatch` lists both sides. While loading, each leaf is copied once from the
 mapped file into the fused tensor that the decoder asked for, which goes to the ops provider at
 once. The engine's weights never stay views of the file: replacing or truncating a checkpoint under
-a running engine must not change or kill it.
+a running engine must not change or kill it. (While threads still pack them, a lease on the file
+holds up whoever would: quire/hardware/packed_ahead.py.)
 """
 
 from __future__ import annotations
