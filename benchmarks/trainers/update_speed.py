@@ -7,8 +7,10 @@ the trainer were on another host. A line is the best of five: seconds of start, 
 of copying the same bytes once within this process (by torch, in two threads), their ratio, the
 seconds from the end of the update to the next token, by how much the private memory of the engine's
 core was higher during updates than before, the bytes of two layers, and the processors' seconds of
-an update, of the trainer and of the core. Those of a group also have the seconds in which it brings
-the same tensors to another process that does nothing with them. The last line is JSON.
+an update, of the trainer and of the core. "pack_s" are the seconds in which two threads pack the
+same matrices, as at a start, from memory into memory that is there. Lines of a group also have the
+seconds in which it brings the same tensors to another process that does nothing with them. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ from quire.distributed import host_broadcasts
 from quire.distributed.named_tensors import TensorMeta, bytes_of
 from quire.distributed.shared_buffer import SharedBuffer, aligned
 from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
+from quire.kernels.cpu.linear_ops import LinearOps
+from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.weight_writer import CpuWeightWriter
+from quire.quantization import RECIPES
 from quire.testing import make_checkpoint
 from quire.trainers.clients import LocalWeightSyncClient
 from quire.trainers.senders import (
@@ -122,6 +128,23 @@ def copy_s(source: FileSource) -> float:
         began = time.perf_counter()
         for tensor, target in pairs:
             target.copy_(tensor)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def pack_s(source: FileSource, quantization: str | None) -> float:
+    """Seconds of packing all matrices once, with a look for NaN, into memory that is there."""
+    runtime = CpuRuntime(num_threads=2)
+    stored_as = RECIPES[quantization].format_of("projection", None) if quantization else None
+    matrices = [tensor for _, tensor in source if tensor.dim() == 2]
+    ops = LinearOps(runtime, matrices[0].dtype)
+    rows = [(CpuWeightWriter(runtime).open_rows(ops.pack_linear(t, None, stored_as)), t)
+            for t in matrices]  # fmt: skip
+    best = float("inf")
+    for _ in range(TIMES):
+        began = time.perf_counter()
+        for writer, tensor in rows:
+            writer.write(0, tensor, is_slice=False)
         best = min(best, time.perf_counter() - began)
     return best
 
@@ -219,6 +242,7 @@ def measure(folder: Path, backend: str, quantization: str | None) -> dict[str, A
         "backend": backend, "quantization": quantization or "bfloat16",
         "MB": source.nbytes // 10**6, "update_s": round(update_s, 3), "copy_s": round(copied_s, 3),
         "copy/update": round(copied_s / update_s, 2), "first_token_s": round(first_token_s, 3),
+        "pack_s": round(pack_s(source, quantization), 3),
         "extra_MB": round(extra / 1e6), "two_layers_MB": round(2 * layer / 1e6),
         "trainer_cpu_s": round(busy[0], 2), "core_cpu_s": round(busy[1], 2),
     }  # fmt: skip

@@ -15,17 +15,13 @@ from quire.distributed.host_broadcasts import open_side
 from quire.distributed.meeting import Meeting
 from quire.errors import WeightUpdateError
 
-MOST_LENT = 4096
+RING = 4096
 
 
 @pytest.fixture(autouse=True)
 def small_ring(monkeypatch):
-    sizes = {
-        "MOST_LENT": MOST_LENT, "_LARGEST": MOST_LENT // 2, "_PIECE_BYTES": 512,
-        "_RING_BYTES": 2 * MOST_LENT + 1024,
-    }  # fmt: skip
-    for name, size in sizes.items():
-        monkeypatch.setattr(host_broadcasts, name, size)
+    monkeypatch.setattr(host_broadcasts, "_PIECE_BYTES", 512)
+    monkeypatch.setattr(host_broadcasts, "_RING_BYTES", RING)
 
 
 def opened(count, timeout_s=10.0):
@@ -52,16 +48,16 @@ def cut(draw, total, most):
 def test_bytes_arrive_however_they_are_cut(are_alike):
     draw = random.Random(5)
     data = torch.randint(0, 256, (300_000,), dtype=torch.uint8)
-    sizes = cut(draw, len(data), 3 * MOST_LENT)
+    sizes = cut(draw, len(data), 3 * RING)
     sender, *receivers = opened(3)
 
     def send():
         for part in data.split(sizes):
-            sender.send(part)
+            sender.send(part, draw.choice([1, 7, 40, 600]))
 
     def read(receiver, seed):
         choose = random.Random(seed)
-        mine = list(sizes) if are_alike else cut(choose, len(data), 2 * MOST_LENT)
+        mine = list(sizes) if are_alike else cut(choose, len(data), 2 * RING)
         found, num_lent = [], 0
         while mine:
             count = choose.randint(1, 5)
@@ -71,16 +67,13 @@ def test_bytes_arrive_however_they_are_cut(are_alike):
                     found.append(torch.empty(size, dtype=torch.uint8))
                     receiver.receive(found[-1])
                 continue
-            made = []
-
-            def make_room(size, made=made):
-                made.append(torch.empty(size, dtype=torch.uint8))
-                return made[-1]
-
-            parts = receiver.take(window, make_room)
-            num_lent += len(parts) - len(made)
-            found += [part.clone() for part in parts]
-            receiver.release()
+            row = choose.choice([1, 7, 64, 200])
+            for size in window:
+                for part in receiver.rows(size // row, row):
+                    num_lent += part._base is not None and len(part._base) > 1000
+                    found.append(part.flatten().clone())
+                found.append(torch.empty(size % row, dtype=torch.uint8))
+                receiver.receive(found[-1])
         return torch.cat(found), num_lent
 
     with ThreadPoolExecutor(3) as pool:
@@ -106,7 +99,7 @@ def test_whoever_is_left_learns_it_at_once():
     second.close()
     with pytest.raises(WeightUpdateError, match="is gone"):
         for _ in range(10):
-            sender.send(torch.ones(MOST_LENT // 2, dtype=torch.uint8))
+            sender.send(torch.ones(RING // 2, dtype=torch.uint8))
 
 
 def test_a_call_ends_when_another_thread_leaves():

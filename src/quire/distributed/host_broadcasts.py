@@ -2,7 +2,8 @@
 
 The memory is a ring without a name: its descriptor comes by a socket, which then carries the places
 of what is sent and of what has been read, and by which each side learns at once that another one is
-gone. Receivers may read where the sender has written, so that each byte is copied once.
+gone. It is small, so that what the sender writes is read from a cache that the processors share,
+and receivers may read it in its place: each byte comes from memory once, and goes there once.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from weakref import finalize
 
 import numpy as np
@@ -24,15 +26,11 @@ from quire.distributed.meeting import Meeting, host_id
 from quire.distributed.peer_sockets import accept_user, link_with_descriptor, listening_here
 from quire.errors import PeersLost, WeightUpdateError
 
-MOST_LENT = 32 << 20
-"""Bytes of the sender's that a receiver reads in place at a time."""
-_LARGEST = MOST_LENT // 2
-_RING_BYTES = 2 * MOST_LENT + (2 << 20)
-"""Room for all that is lent, which may begin and end in the middle of what was sent at once, for a
-place at the end that is too small for what comes next, and for a sender that is ahead.
-"""
-_PIECE_BYTES = 2 << 20
-"""More than the largest goes in pieces, which stay in the caches between being written and read."""
+_RING_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 20
+"""Bytes that receivers are told of at once, at most; with some pieces ahead no side waits."""
+_ROWS = 32
+"""Rows that a provider packs together: a piece has a multiple of these, where as many fit in."""
 _ALIGNED = 64
 _PLACE = struct.Struct("<QQ")
 _READ = b"\1"
@@ -53,10 +51,10 @@ class HostSender:
         self._next = 0
         self._close = finalize(self, _close_all, links)
 
-    def send(self, data: Tensor) -> None:
-        """Send bytes [n] to all receivers; they have been copied when this returns."""
+    def send(self, data: Tensor, row_bytes: int = 1) -> None:
+        """Send bytes [n], in rows, to all receivers; they have been copied when this returns."""
         values = data.numpy()
-        step = _PIECE_BYTES if len(values) > _LARGEST else max(1, len(values))
+        step = _piece_bytes(row_bytes)
         for start in range(0, len(values), step):
             piece = values[start : start + step]
             at = self._find_room(len(piece))
@@ -100,40 +98,32 @@ class HostReceiver:
         self._link = link
         self._at = self._left = 0
         """Place and size of what is left of the piece that came last."""
-        self._num_read = 0
-        """Pieces that the sender has not been told of."""
+        self._num_read = self._bytes_read = 0
+        """Pieces that the sender has not been told of, and their bytes."""
         self._close = finalize(self, _close_all, [link])
+
+    def rows(self, count: int, row_bytes: int) -> Iterator[Tensor]:
+        """The next bytes as tensors [n, row_bytes] of some rows, of `count` together: where the
+        sender has written them, or a copy of one that it has sent in several pieces. They are there
+        until the next are asked for.
+        """
+        left = count
+        while left:
+            if not self._left:
+                self._receive_place()
+            here = min(left, self._left // row_bytes)
+            left -= here or 1
+            if not here:
+                row = torch.empty(row_bytes, dtype=torch.uint8)
+                self.receive(row)
+                yield row[None]
+                continue
+            size = here * row_bytes
+            yield self._bytes[self._at : self._at + size].view(here, row_bytes)
+            self._advance(size)
 
     def receive(self, data: Tensor) -> None:
         """Copy what comes next into bytes [n]."""
-        self._fill(data, is_lent=False)
-
-    def take(self, sizes: Sequence[int], make_room: Callable[[int], Tensor]) -> list[Tensor]:
-        """The next bytes as tensors of these sizes: where the sender has written them, or in memory
-        of `make_room` where that is not possible. They are there until `release`.
-        """
-        # a sender waits for room until all of these are released, so they must have room together
-        is_lent = sum(sizes) <= MOST_LENT and not self._left
-        found = []
-        for size in sizes:
-            if is_lent and size and not self._left:
-                self._receive_place()
-            if is_lent and size <= self._left:
-                found.append(self._bytes[self._at : self._at + size])
-                self._advance(size)
-            else:
-                found.append(make_room(size))
-                self._fill(found[-1], is_lent)
-        return found
-
-    def release(self) -> None:
-        """Tell the sender that what was taken has been read."""
-        count, self._num_read = self._num_read, 0
-        # a sender that has left needs no room
-        with contextlib.suppress(OSError):
-            self._link.sendall(_READ * count)
-
-    def _fill(self, data: Tensor, is_lent: bool) -> None:
         at = 0
         while at < len(data):
             if not self._left:
@@ -143,16 +133,26 @@ class HostReceiver:
             np.copyto(data[at : at + size].numpy(), place.numpy())
             self._advance(size)
             at += size
-            if not is_lent:
-                self.release()
 
     def _advance(self, size: int) -> None:
-        if size:
-            self._at += size
-            self._left -= size
-            self._num_read += not self._left
+        self._at += size
+        self._left -= size
+        self._bytes_read += size
+        self._num_read += not self._left
+        # not for each piece: a sender that waits for room is woken, and then has some to do
+        if self._bytes_read >= _RING_BYTES // 2:
+            self._release()
+
+    def _release(self) -> None:
+        """Tell the sender which pieces were read."""
+        count, self._num_read, self._bytes_read = self._num_read, 0, 0
+        # a sender that has left needs no room
+        with contextlib.suppress(OSError):
+            self._link.sendall(_READ * count)
 
     def _receive_place(self) -> None:
+        if self._num_read and not select.select([self._link], [], [], 0)[0]:
+            self._release()  # it may wait for room
         message = b""
         with _others_live():
             while len(message) < _PLACE.size:
@@ -212,6 +212,12 @@ def _receiver(name: bytes, timeout_s: float) -> HostReceiver:
         link.close()
         raise PeersLost(f"The memory of the group was not received: {error}") from error
     return HostReceiver(ring, link)
+
+
+def _piece_bytes(row_bytes: int) -> int:
+    """The size of pieces of whole rows, or of any where a row has more."""
+    rows = _PIECE_BYTES // row_bytes
+    return (rows - rows % _ROWS if rows >= _ROWS else rows) * row_bytes or _PIECE_BYTES
 
 
 def _some(link: socket.socket, count: int) -> bytes:

@@ -188,7 +188,7 @@ class PyNcclCommunicator:
         if self._host is not None and src == 0:
             data = _flat_bytes(tensor)
             if isinstance(self._host, HostSender):
-                self._host.send(data)
+                self._host.send(data, len(data) // len(tensor) if tensor.dim() > 1 else 1)
             else:
                 self._host.receive(data)
             return BroadcastWork(None)

@@ -148,6 +148,11 @@ class Assembly:
         """Each part that holds memory, by name, once."""
         return self._make.parts
 
+    @property
+    def leaves_of(self) -> dict[str, tuple[str, ...]]:
+        """Leaves by the part that is their rows, one above the other, as they are."""
+        return self._make.leaves_of
+
     def embedding(self, target: LookUp | None) -> Embedding | DraftStage | StageInput:
         """The first stage; that of a draft network looks tokens up in the `target`'s table where
         it has none.
@@ -513,18 +518,26 @@ class Assembly:
         if is_tied and stored_as is None and not needs_rows:
             self._tied_head = make.packed("embed", ["embed"], self._packed_table)
             make.keep("embed", self._tied_head)
+            make.note_rows("embed", ["embed"])
             return self._tied_head
         table = make.table()
         if needs_rows:
             self._head_rows = table
         if is_tied:
             # a rounded head keeps its own copy: look-ups take the values as they are stored
-            with make.replacing("embed" if stored_as is None else "head", ["embed"]):
-                self._tied_head = self._ops.pack_linear(table, None, stored_as)
+            name = "embed" if stored_as is None else "head"
+            self._tied_head = make.written(name, ["embed"])
+            if self._tied_head is None:
+                with make.replacing(name, ["embed"]):
+                    self._tied_head = self._ops.pack_linear(table, None, stored_as)
             if stored_as is None:
                 self._make.keep("embed", self._tied_head)
                 return self._tied_head
             self._make.keep("head", self._tied_head)
+            if not needs_rows:
+                make.note_rows("head", ["embed"])
         if self._spec.embeds or self._spec.lends_table:
             self._make.keep("embed.weight", table)
+            if not needs_rows:
+                make.note_rows("embed.weight", ["embed"])
         return table

@@ -95,6 +95,8 @@ class DecoderModel(GivenWeights):
         self.head = assembly.head()
         self.pooler = assembly.pooler()
         self._parts = assembly.parts
+        self.leaves_of = assembly.leaves_of
+        """Leaves by the part that is their rows, one above the other, as they are."""
 
     def release_weights(self) -> None:
         """Release every weight; until `take_weights` the model cannot run."""

@@ -63,6 +63,8 @@ class Maker:
         and `memory`: see `ModelOptions`.
         """
         self.parts: list[tuple[str, Part]] = []
+        self.leaves_of: dict[str, tuple[str, ...]] = {}
+        """Leaves by the part that is their rows, one above the other, as they are."""
         self.weights = weights
         may_differ = weights.has_codes or bool(recipe.own)
         # only where parts of one product may differ: the wrapper costs a look at each call while a
@@ -135,6 +137,8 @@ class Maker:
         tensor = self.weights.tensor(name, dtype)
         if change is not None:
             tensor = change(tensor)
+        else:
+            self.leaves_of[name] = (name,)
         self.keep(name, tensor)
         return tensor
 
@@ -183,6 +187,8 @@ class Maker:
 
         packed = self.packed(name, leaves, pack)
         self.keep(name, packed)
+        if change is None:
+            self.note_rows(name, leaves)
         if self.adapters is None or not is_adaptable:
             return packed
         bank = self.adapters.add(
@@ -203,10 +209,13 @@ class Maker:
 
     def packed(self, name: str, leaves: Sequence[str], pack: Callable[[], W]) -> W:
         """The packed weight of these leaves, of an earlier start where one has kept it."""
+        found: W | None
         if self._stored is None:
+            if (found := self.written(name, leaves)) is not None:
+                return found
             with self.replacing(name, leaves):
                 return pack()
-        found: W | None = self._stored.find(name)
+        found = self._stored.find(name)
         if found is None:
             found = pack()
             self._stored.note(name, found)
@@ -215,12 +224,28 @@ class Maker:
             self.weights.skip(leaves)
         return found
 
+    def written(self, name: str, leaves: Sequence[str]) -> Any | None:
+        """The part of this name of another model, which has its values already, so that the leaves
+        are not read; None: it is to be made.
+        """
+        found = None if self._memory is None else self._memory.find(name)
+        if found is not None:
+            self.weights.skip(leaves)
+        return found
+
+    def note_rows(self, name: str, leaves: Sequence[str]) -> None:
+        """Note that a part is the rows of these leaves, as they are."""
+        self.leaves_of[name] = tuple(leaf + ".weight" for leaf in leaves)
+
     def replacing(self, name: str, leaves: Sequence[str]) -> AbstractContextManager[None]:
         """A context in which a part is packed into another model's memory; see `PartMemory`."""
         return nullcontext() if self._memory is None else self._memory.packing(name, leaves)
 
     def table(self) -> Tensor:
         """The embedding as a tensor, which is in memory of its own unless a part has its name."""
+        if (found := self.written("embed.weight", ["embed"])) is not None:
+            assert isinstance(found, Tensor), "a table"
+            return found
         old = None if self._memory is None else self._memory.tensor("embed.weight", ["embed"])
         return self.weights.tensor("embed.weight", into=old)
 
@@ -298,6 +323,8 @@ class Maker:
         # has done it
         packed = self.packed(name, [name], pack)
         self.keep(name, packed)
+        if change is None:
+            self.note_rows(name, [name])
         bank = None
         if self.adapters is not None:
             bank = self.adapters.add(

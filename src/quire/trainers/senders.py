@@ -284,8 +284,8 @@ def broadcast_all(
         limit = None  # each tensor is copied once anyway: putting them together would be one more
     on_the_way: deque[tuple[BroadcastWork, Tensor]] = deque()
     for chunk in chunks_of(metas, limit) if limit is not None else ([meta] for meta in metas):
-        parts = [bytes_of(next(values)[1]).to(communicator.device) for _ in chunk]
-        data = parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts = [next(values)[1].detach().contiguous().to(communicator.device) for _ in chunk]
+        data = parts[0] if len(parts) == 1 else torch.cat([bytes_of(part) for part in parts])
         # with its data, which must live until the broadcast has ended
         on_the_way.append((communicator.start_broadcast(data, _ROOT), data))
         if len(on_the_way) > _MOST_ON_THE_WAY:

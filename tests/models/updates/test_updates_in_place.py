@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quire.errors import NotBuiltYet
+from quire.errors import LoadError, NotBuiltYet, WeightMismatch
 from quire.hardware.native import find_native
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.kernels.cpu.weight_writer import CpuWeightWriter
@@ -18,6 +18,8 @@ from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
 from quire.models.updates.plan import UpdatePlan
 from quire.models.updates.update import WeightUpdate
+from quire.models.updates.values import Fingerprint
+from quire.ops.formats.row_stack import RowStack
 from quire.ops.select import select
 from quire.quantization import RECIPES, UNQUANTIZED
 from tests.models.hostile.models import cases
@@ -77,13 +79,32 @@ class WatchedWriter(CpuWeightWriter):
         self.num_packed += 1
         return super().replacing(parts)
 
+    def open_rows(self, part):
+        found = super().open_rows(part)
+        self.num_packed += found is not None
+        return found
 
-@pytest.mark.skipif(find_native()[0] is None, reason=find_native()[1])
-@pytest.mark.parametrize("recipe", [UNQUANTIZED, RECIPES["int8"], RECIPES["int4"]], ids=str)
-@pytest.mark.parametrize("name", cases())
-@pytest.mark.full
-def test_native_weights_are_packed_into_those_of_every_family(checkpoints, name, recipe):
-    made = checkpoints[name]
+
+def in_rows(draw, tensor):
+    """A matrix as its rows, some at a time in memory that is used again, or whole."""
+    if tensor.dim() != 2 or draw.random() < 0.4:
+        return tensor
+
+    def read():
+        room = torch.empty(9 * tensor.shape[1], dtype=tensor.dtype)
+        at = 0
+        while at < len(tensor):
+            rows = tensor[at : at + draw.randint(1, 9)]
+            at += len(rows)
+            here = room[: rows.numel()].view(rows.shape)
+            yield here.copy_(rows)
+            here.fill_(float("inf"))
+
+    return RowStack(tuple(tensor.shape), tensor.dtype, read)
+
+
+def native_models(made, recipe):
+    """Native ops and what writes their weights, a model of the files, and one of other weights."""
     spec = read_spec(read_config(made.folder))
     runtime = CpuRuntime(num_threads=2)
     ops = select(device="cpu", dtype=torch.float32, runtime=runtime)
@@ -94,20 +115,10 @@ def test_native_weights_are_packed_into_those_of_every_family(checkpoints, name,
             options=ModelOptions(recipe=recipe), **keywords,
         )  # fmt: skip
 
-    try:
-        right, model = loaded(), loaded(load_format="dummy")
-    except NotBuiltYet as error:
-        pytest.skip(str(error))
-    places = [tensor.data_ptr() for tensor in model.weight_tensors()]
-    writer = WatchedWriter(runtime)
-    update = update_of(model, made, ops, writer, recipe=recipe)
-    pairs = list(tensors_of(made.folder).items())
-    random.Random(name).shuffle(pairs)
-    for pair in pairs:
-        update.add(*pair)
-    update.finish()
-    assert [tensor.data_ptr() for tensor in model.weight_tensors()] == places
-    assert writer.num_packed
+    return ops, WatchedWriter(runtime), loaded(), loaded(load_format="dummy")
+
+
+def assert_same_weights(model, right):
     for (part, mine), (_, its) in zip(model.named_parts(), right.named_parts(), strict=True):
         pairs = (tensors_within(each, with_addresses=False) for each in (mine, its))
         for a, b in zip(*pairs, strict=True):
@@ -115,3 +126,96 @@ def test_native_weights_are_packed_into_those_of_every_family(checkpoints, name,
     found = zip(model.named_parameters(), right.named_parameters(), strict=True)
     for (mine, a), (its, b) in found:
         assert mine == its and torch.equal(a, b)
+
+
+needs_native = pytest.mark.skipif(find_native()[0] is None, reason=find_native()[1])
+ROUNDED = [UNQUANTIZED, RECIPES["int8"], RECIPES["int4"]]
+
+
+@needs_native
+@pytest.mark.parametrize("recipe", ROUNDED, ids=str)
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(n, id=n) for n in ("qwen2", "qwen3_moe"))]
+    + [pytest.param(each.values[0], marks=pytest.mark.full) for each in cases()],
+)
+def test_native_weights_are_written_by_rows_or_packed_into_those_of_before(
+    checkpoints, name, recipe
+):
+    made = checkpoints[name]
+    try:
+        ops, writer, right, model = native_models(made, recipe)
+    except NotBuiltYet as error:
+        pytest.skip(str(error))
+    places = [tensor.data_ptr() for tensor in model.weight_tensors()]
+    draw = random.Random(name)
+    for _ in range(2):
+        update = update_of(model, made, ops, writer, recipe=recipe)
+        pairs = list(tensors_of(made.folder).items())
+        draw.shuffle(pairs)
+        for stored, tensor in pairs:
+            update.add(stored, in_rows(draw, tensor))
+        update.finish()
+        assert [tensor.data_ptr() for tensor in model.weight_tensors()] == places
+        assert writer.num_packed
+        assert_same_weights(model, right)
+
+
+def rows_of(tensor, size=3):
+    return RowStack(tuple(tensor.shape), tensor.dtype, lambda: iter(tensor.split(size)))
+
+
+@needs_native
+def test_faults_that_show_while_rows_are_written_leave_a_torn_model(checkpoints):
+    made = checkpoints["qwen2"]
+    ops, writer, right, model = native_models(made, RECIPES["int8"])
+    pairs = tensors_of(made.folder)
+    gate = next(name for name in pairs if name.endswith("0.mlp.gate_proj.weight"))
+
+    def begun():
+        return update_of(model, made, ops, writer, recipe=RECIPES["int8"])
+
+    for place, is_torn in ((0, False), (-1, True)):  # before anything is written, and after it
+        spoiled = pairs[gate].clone()
+        spoiled[place, 3] = float("nan")
+        update = begun()
+        with pytest.raises(LoadError, match=f"{gate} has NaN"):
+            update.add(gate, rows_of(spoiled))
+        assert update.is_torn is is_torn
+    update = begun()
+    update.add(gate, rows_of(pairs[gate]))
+    with pytest.raises(WeightMismatch, match="came twice"):
+        update.add(gate, rows_of(pairs[gate]))
+    update = begun()
+    with pytest.raises(WeightMismatch, match="has the shape"):
+        update.add(gate, rows_of(pairs[gate][1:]))
+    assert not update.is_torn
+    update = begun()
+    update.add(gate, rows_of(pairs[gate]))
+    with pytest.raises(WeightMismatch, match="did not come, and is one weight with"):
+        update.finish()
+    assert update.is_torn
+    update = begun()
+    for name, tensor in pairs.items():
+        update.add(name, rows_of(tensor) if tensor.dim() == 2 else tensor)
+    update.finish()
+    assert_same_weights(model, right)
+
+
+@needs_native
+@pytest.mark.parametrize("rows", [None, 1, 1000, 4096])
+def test_a_fingerprint_does_not_depend_on_how_a_tensor_is_cut(rows):
+    writer = CpuWeightWriter(CpuRuntime(num_threads=2))
+    tensor = torch.randn(5000, 80, generator=torch.Generator().manual_seed(2))
+
+    def numbers(tensor, parts):
+        found = Fingerprint(writer, "it")
+        for part in parts:
+            found.add(part)
+        return found.close()
+
+    right = numbers(tensor, [tensor])
+    assert numbers(tensor, [tensor] if rows is None else tensor[:5000].split(rows)) == right
+    other = tensor.clone()
+    other[4999, 79] += 1
+    assert numbers(other, other.split(rows or 5000)) != right

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import InvalidParameter
+from quire.ops.formats.row_stack import RowStack
 
 
 class WeightTransferEngine:
@@ -69,7 +70,7 @@ class WeightTransferEngine:
     def shutdown(self) -> None:
         """Leave the trainer."""
 
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[str, Tensor | RowStack]]) -> None:
         """Give tensors to the model, which has copied them when this returns."""
         self.model.load_weights(weights)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,10 @@ from torch import Tensor
 from quire.distributed.host_broadcasts import HostReceiver
 from quire.distributed.named_tensors import TensorMeta, chunks_of, layer_runs, views_of
 from quire.distributed.trainer_group import BroadcastWork, PyNcclCommunicator
+from quire.ops.formats.row_stack import RowStack
 
+LEAST_BY_ROWS = 256 << 10
+"""Bytes of a tensor that is given to the model as its rows, while they come."""
 _TRAINER = 0
 _WINDOW_BYTES = 32 << 20
 """Separate tensors that are received before they are loaded: whole layers."""
@@ -113,11 +117,13 @@ class IncomingTensors:
         self._windows = windows
         self._rooms = rooms
 
-    def __iter__(self) -> Iterator[list[tuple[str, Tensor]]]:
+    def __iter__(self) -> Iterator[Iterable[tuple[str, Tensor | RowStack]]]:
         """Raises WeightUpdateError when the trainer is gone."""
         lender = self._communicator.lender
         if lender is not None:
-            yield from self._taken(lender)
+            tensors = self._one_by_one(lender)
+            yield tensors
+            deque(tensors, maxlen=0)  # after an error of who was given them
             return
         ahead: _Reception | None = None
         for place in range(len(self._windows)):
@@ -125,25 +131,25 @@ class IncomingTensors:
             ahead = None
             if place + 1 < len(self._windows) and self._windows[place + 1].nbytes <= _MOST_KEPT:
                 ahead = self._begin(place + 1)
-            tensors = now.tensors()
+            received = now.tensors()
             del now
-            yield tensors
-            tensors.clear()  # before the next of them need memory
+            yield received
+            received.clear()  # before the next of them need memory
 
-    def _taken(self, lender: HostReceiver) -> Iterator[list[tuple[str, Tensor]]]:
-        """The tensors where the trainer has written them, who meanwhile writes the next."""
-        metas = [meta for window in self._windows for meta in window.metas]
-        for run in layer_runs(metas, _WINDOW_BYTES):
-            data = lender.take([meta.nbytes for meta in run], self._rooms.fresh)
-            tensors = [
-                view
-                for meta, part in zip(run, data, strict=True)
-                for view in views_of(part, [meta])
-            ]
-            data.clear()
-            yield tensors
-            tensors.clear()
-            lender.release()
+    def _one_by_one(self, lender: HostReceiver) -> Iterator[tuple[str, Tensor | RowStack]]:
+        """The tensors, large ones as their rows where the trainer has written them, who meanwhile
+        writes the next.
+        """
+        for meta in (meta for window in self._windows for meta in window.metas):
+            if len(meta.shape) != 2 or meta.nbytes < LEAST_BY_ROWS:
+                room = self._rooms.fresh(meta.nbytes)
+                lender.receive(room)
+                yield from views_of(room, [meta])
+                continue
+            count, width = meta.shape
+            rows = _typed(lender.rows(count, width * meta.dtype.itemsize), meta.dtype)
+            yield meta.name, RowStack((count, width), meta.dtype, rows.__iter__)
+            deque(rows, maxlen=0)  # those that nobody has read
 
     def _begin(self, place: int) -> _Reception:
         window = self._windows[place]
@@ -154,6 +160,13 @@ class IncomingTensors:
             works.append(self._communicator.start_broadcast(room[at : at + size], _TRAINER))
             at += size
         return _Reception(window, room, works)
+
+
+def _typed(rows: Iterable[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
+    """Rows of bytes as those of numbers."""
+    for each in rows:
+        is_aligned = each.storage_offset() % dtype.itemsize == 0
+        yield (each if is_aligned else each.clone()).view(dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 from quire.errors import EngineError, LoadError, WeightUpdateError
 from quire.models.decoder import DecoderModel
 from quire.models.loading.model_parts import tensors_within
+from quire.ops.formats.row_stack import RowStack
 from quire.params.weight_transfer import mixture_text
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class _IgnoredUpdate:
     def has(self, name: str) -> bool:
         return False
 
-    def add(self, name: str, tensor: Tensor) -> bool:
+    def add(self, name: str, tensor: Tensor | RowStack) -> bool:
         return False
 
     def keep(self) -> None:
@@ -257,10 +258,11 @@ class WorkerWeights:
 
     # without sessions
 
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Take tensors of the checkpoint, of a session or without one; returns the names that are
-        the model's. What was given is copied when this returns. Without a session the model has the
-        new values as soon as all tensors of a layer have come, or before the next step.
+    def load(self, weights: Iterable[tuple[str, Tensor | RowStack]]) -> set[str]:
+        """Take tensors of the checkpoint, or their rows, of a session or without one; returns the
+        names that are the model's. What was given is copied when this returns. Without a session
+        the model has the new values as soon as all tensors of a layer have come, or before the next
+        step.
         """
         pairs = weights.items() if isinstance(weights, Mapping) else weights
         if self._is_session:
@@ -315,7 +317,7 @@ class WorkerWeights:
             self._snapshots.drop()
         return open_update(is_repair=self.mixture is not None)
 
-    def _load_without_session(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
+    def _load_without_session(self, pairs: Iterable[tuple[str, Tensor | RowStack]]) -> set[str]:
         found = set()
         for name, tensor in pairs:
             if self._update is not None and self._update.has(name):

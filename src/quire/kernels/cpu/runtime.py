@@ -58,6 +58,7 @@ class CpuRuntime:
             self.context = native.Context(self.pool, isa or native.best_level())
         except ValueError as error:
             raise InvalidParameter("QUIRE_CPU_ISA", isa, str(error), "Leave it out.") from None
+        self._single: Any = None
         self.program: Program | None = None
         self._given: list[Tensor] = []
         self._found: list[bool] | None = None
@@ -67,6 +68,13 @@ class CpuRuntime:
     def isa(self) -> str:
         """The level whose kernels run."""
         return str(self.context.level)
+
+    @property
+    def single(self) -> Any:
+        """A context that computes in the calling thread alone."""
+        if self._single is None:
+            self._single = self.native.Context(self.native.Pool(1), self.isa)
+        return self._single
 
     @property
     def num_threads(self) -> int:

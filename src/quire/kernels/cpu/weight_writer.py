@@ -14,8 +14,8 @@ from quire.kernels.cpu.expert_ops import CpuExperts
 from quire.kernels.cpu.linear_ops import CpuLinear
 from quire.kernels.cpu.runtime import CpuRuntime
 
-_LEAST_BYTES = 1 << 16
-"""Smaller tensors are looked at by the calling thread in no time."""
+_SLICE_BYTES = 4 << 20
+"""Smaller tensors are looked at by the calling thread alone."""
 
 
 class CpuWeightWriter:
@@ -30,18 +30,42 @@ class CpuWeightWriter:
         """See `WeightWriter`."""
         return self._runtime.weights_replace([m for part in parts for m in _memories(part)])
 
+    def open_rows(self, part: object) -> PanelRows | None:
+        """See `WeightWriter`."""
+        if not isinstance(part, CpuLinear) or part.codes is not None:
+            return None
+        return PanelRows(self._runtime, part)
+
     def look_at(self, tensor: Tensor, *, adds_up: bool) -> tuple[bool, tuple[int, ...]] | None:
         """See `WeightWriter`: of floats that lie in one piece."""
         kind = self._runtime.types.get(tensor.dtype)
         if kind is None or not _is_plain(tensor):
             return None
-        scan = self._runtime.context.scan
+        is_small = tensor.nbytes < _SLICE_BYTES
+        scan = (self._runtime.single if is_small else self._runtime.context).scan
         has_nan, sums = scan(kind, tensor.data_ptr(), tensor.nbytes, adds_up)
         return has_nan, tuple(sums)
 
 
+class PanelRows:
+    """See `RowWriter`."""
+
+    def __init__(self, runtime: CpuRuntime, part: CpuLinear) -> None:
+        self._runtime, self._part = runtime, part
+        self.bias = part.bias
+
+    def write(self, first: int, rows: Tensor, *, is_slice: bool) -> bool:
+        """See `RowWriter`."""
+        # whoever brings the next rows works on another processor meanwhile: threads of ours would
+        # take that from it, and wait for it
+        context = self._runtime.single if is_slice else self._runtime.context
+        rows, part = self._runtime.dense(rows), self._part
+        where = rows.data_ptr(), rows.stride(0), part.panels.data_ptr()
+        return bool(context.pack(part.native, first, rows.shape[0], *where, 0, True))
+
+
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.nbytes > _LEAST_BYTES
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.nbytes > 0
 
 
 def _memories(part: object) -> Iterator[Tensor]:

@@ -23,6 +23,10 @@ class PartMemory(Protocol):
     of their names.
     """
 
+    def find(self, name: str) -> Part | None:
+        """The part of this name where its values are not to be made of leaves; None: they are."""
+        ...
+
     def tensor(self, name: str, leaves: Sequence[str]) -> Tensor | None:
         """The tensor of this name, which is to be filled; None: it stays as it is."""
         ...

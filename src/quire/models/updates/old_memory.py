@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.models.loading.model_parts import Part
 from quire.models.loading.separate_products import SeparateLinear
+from quire.models.updates.row_targets import RowWriter
 
 
 class WeightWriter(Protocol):
@@ -23,6 +24,10 @@ class WeightWriter(Protocol):
         `parts`; one that has another form than its part gets memory of its own. Gives a function:
         whether all that was packed until now was looked at, and has no NaN.
         """
+        ...
+
+    def open_rows(self, part: object) -> RowWriter | None:
+        """A writer of the rows of a packed weight; None: the provider has none."""
         ...
 
     def look_at(self, tensor: Tensor, *, adds_up: bool) -> tuple[bool, tuple[int, ...]] | None:
@@ -43,6 +48,9 @@ class PlainWriter:
     def replacing(self, parts: Iterable[object]) -> Iterator[Callable[[], bool]]:
         yield lambda: False
 
+    def open_rows(self, part: object) -> RowWriter | None:
+        return None
+
     def look_at(self, tensor: Tensor, *, adds_up: bool) -> tuple[bool, tuple[int, ...]] | None:
         return None
 
@@ -59,18 +67,24 @@ class OldMemory:
         have_come: Callable[[Sequence[str]], bool],
         before_write: Callable[[], None],
         check_again: Callable[[], None],
+        by_rows: Collection[str],
     ) -> None:
         """have_come: whether all leaves of these names have come. before_write: called before
         anything is written. check_again: raises LoadError where tensors that were read while
-        `looks` have NaN.
+        `looks` have NaN. by_rows: names of parts that are written by rows.
         """
         self._parts = parts
         self._writer = writer
         self._have_come = have_come
         self._before_write = before_write
         self._check_again = check_again
+        self._by_rows = by_rows
         self.looks = False
         """Whether values that are packed now are looked at."""
+
+    def find(self, name: str) -> Part | None:
+        """See `PartMemory`."""
+        return self._parts.get(name) if name in self._by_rows else None
 
     def tensor(self, name: str, leaves: Sequence[str]) -> Tensor | None:
         """See `PartMemory`."""

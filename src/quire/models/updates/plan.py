@@ -28,6 +28,7 @@ from quire.models.spec import Decoder
 from quire.models.updates.names import CheckpointNames
 from quire.models.updates.old_memory import PlainWriter, WeightWriter
 from quire.models.updates.pieces import pieces_of
+from quire.models.updates.row_targets import RowPlace, RowPlaces
 from quire.ops import Ops
 
 _SHORT = 1
@@ -108,6 +109,7 @@ class UpdatePlan:
         stored, entries = _stored_in(folder, decoder, load_format, family, storage)
         self.names = CheckpointNames(family, decoder, stored, entries, has_encoders=has_encoders)
         self._place(stored)
+        self.rows = self._row_places()
 
     def _place(self, stored: Sequence[StoredTensor]) -> None:
         """Give each stored tensor to the piece that has its leaves."""
@@ -126,6 +128,41 @@ class UpdatePlan:
                 piece.required.update(self.names.required[each.name])
                 if each.sole_leaf is not None and each.sole_leaf.kind == "matrix":
                     piece.matrices.add(each.name)
+
+    def _row_places(self) -> RowPlaces:
+        """The places of tensors whose rows are those of parts of this worker, as they are."""
+        stored_of = {
+            leaf.name: each.name
+            for piece in self.pieces
+            if all(each.layout is None for each in piece.stored)  # others come whole
+            for each in piece.stored
+            if (leaf := each.sole_leaf) is not None and leaf.shape == each.shape
+        }
+        leaves = {name: leaf for piece in self.pieces for name, leaf in piece.leaves.items()}
+        tensors = {name for name, part in self.model.named_parts() if isinstance(part, Tensor)}
+        of_part: dict[str, dict[str, str]] = {}
+        of_tensor: dict[str, list[RowPlace]] = {}
+        for part, weights in self.model.leaves_of.items():
+            biases = [] if part in tensors else _biases_of(weights, leaves)
+            if biases is None or any(
+                name not in stored_of or name in self.cut for name in (*weights, *biases)
+            ):
+                continue
+            of_part[part] = {name: stored_of[name] for name in (*weights, *biases)}
+            for are_biases, names in ((False, weights), (True, biases)):
+                first = 0
+                for name in names:
+                    place = RowPlace(part, first, are_biases)
+                    of_tensor.setdefault(stored_of[name], []).append(place)
+                    first += leaves[name].shape[0]
+        return RowPlaces(of_tensor, of_part)
+
+
+def _biases_of(weights: Sequence[str], leaves: Mapping[str, Parameter]) -> list[str] | None:
+    """The biases of weights, one for each or none; None where some have one and others not."""
+    names = [name.removesuffix(".weight") + ".bias" for name in weights]
+    found = [name for name in names if name in leaves]
+    return found if len(found) in (0, len(names)) else None
 
 
 def _stored_in(

@@ -1,17 +1,18 @@
 """One update of a model's weights in place: a tensor of the checkpoint after another, in any order.
 
 A piece of the model (pieces.py) is loaded as at the start, with the same rounding and packing, as
-soon as all of its tensors are there, and its values replace those that the model has. So the model
-computes with a mixture until the update is complete: `is_torn` says so, and nobody may run it then.
+soon as all of its tensors are there, and its values replace those that the model has. A tensor that
+comes by its rows, and whose rows are some of a weight, is written as they come (row_targets.py). So
+the model computes with a mixture until the update is complete: `is_torn` says so, and nobody may
+run it then.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -26,15 +27,16 @@ from quire.models.loading.readers.named_tensors import NamedTensors
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.parameters import Parameter
 from quire.models.rules import StoredTensor
+from quire.models.updates.alike import Different, is_same, pairs_of
 from quire.models.updates.names import Found
 from quire.models.updates.old_memory import OldMemory
 from quire.models.updates.plan import PieceFacts, UpdatePlan
+from quire.models.updates.row_targets import RowTarget, RowWriter, target_of
+from quire.models.updates.values import Fingerprint, check_values
 from quire.ops import CodedWeight
+from quire.ops.formats.row_stack import RowStack
 
 logger = logging.getLogger(__name__)
-
-_LINE = 4096
-"""Bytes of a line of a fingerprint."""
 
 
 @dataclass(eq=False)
@@ -50,6 +52,14 @@ class _Piece:
     held: set[str] = field(default_factory=set)
     checked: set[str] = field(default_factory=set)
     """Names of tensors that were found to have no NaN."""
+    written: set[str] = field(default_factory=set)
+    """Names of tensors whose rows were written as they came."""
+
+    @property
+    def leaves_that_came(self) -> set[str]:
+        """Leaves of the tensors that have come."""
+        came = self.arrived.keys() | self.written
+        return {leaf.name for each in self.stored if each.name in came for leaf in each.leaves}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,8 @@ class WeightUpdate:
         self._of_name = {
             name: piece for piece in self._pieces for each in piece.stored for name in each.parts()
         }
+        self._writers: dict[str, RowWriter | None] = {}
+        """Writers of the rows of packed parts, by their names, as far as they were asked for."""
         self._seen: dict[str, None] = {}
         self._tied: dict[str, tuple[object, ...]] = {}
         """The fingerprints of the embedding and of a head that is the same weight."""
@@ -101,9 +113,9 @@ class WeightUpdate:
         """Number of tensors that have come."""
         return len(self._seen)
 
-    def add(self, name: str, tensor: Tensor) -> bool:
+    def add(self, name: str, tensor: Tensor | RowStack) -> bool:
         """Take a tensor of the checkpoint, which is not copied before `keep` or until its piece is
-        loaded; returns whether it is one of this model's.
+        loaded, or its rows, which are read now; returns whether it is one of this model's.
 
         Raises WeightMismatch for one that the model does not have, or that has come already, or has
         another shape, LoadError for another type and for NaN; then the update is over.
@@ -136,7 +148,7 @@ class WeightUpdate:
                 f"out {listed(missing)}. Send all {len(self._of_name)} tensors."
             )
         for piece in self._pieces:
-            if piece.arrived:
+            if piece.arrived or piece.written:
                 self._load(piece)
         self._check_tied_head()
         self.is_torn = False
@@ -146,17 +158,17 @@ class WeightUpdate:
 
     # tensors
 
-    def _add(self, name: str, tensor: Tensor) -> bool:
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+    def _add(self, name: str, given: Tensor | RowStack) -> bool:
+        if not isinstance(name, str) or not isinstance(given, Tensor | RowStack):
             raise InvalidType(
-                "weights", (name, type(tensor).__name__), "pairs of a name and a tensor"
+                "weights", (name, type(given).__name__), "pairs of a name and a tensor"
             )
-        tensor = tensor.detach()
         if self._names.is_tied_head(name):
             self._once(name)
-            self._tied["head"] = self._look_at(name, tensor)
+            self._tied["head"] = self._fingerprint(name, given)
             return True
         if (fixed := self._plan.fixed.get(name)) is not None:
+            tensor = _whole(given)
             if fixed.shape != tensor.shape or not torch.equal(fixed, tensor.to(fixed)):
                 raise WeightMismatch(f"{name} is not a weight, and has to be that of the start.")
             return False
@@ -166,28 +178,42 @@ class WeightUpdate:
         self._once(found.part)
         if (piece := self._of_name.get(found.part)) is None:
             return False  # another stage has it
-        self._check(found, piece, tensor)
-        if self._names.is_embedding(found.stored) and self._names.has_tied_head:
-            self._tied["embedding"] = self._look_at(found.part, tensor)
-            piece.checked.add(found.part)
-        # once something is written, an early look would save nothing: it is checked while it is
-        # packed
-        elif not self.is_torn:
-            self._check_values(found.part, tensor)
-            piece.checked.add(found.part)
-        piece.arrived[found.part] = tensor
-        piece.held.add(found.part)
+        self._check(found, piece, given)
+        if isinstance(given, RowStack) and (target := self._target(found.part)) is not None:
+            self._write_rows(found, given, target)
+            piece.written.add(found.part)
+        else:
+            tensor = _whole(given)
+            self._look_early(found, piece, tensor)
+            piece.arrived[found.part] = tensor
+            if isinstance(given, Tensor):
+                piece.held.add(found.part)
         piece.missing.discard(found.part)
         if not piece.missing:
             self._load(piece)
         return True
+
+    def _look_early(self, found: Found, piece: _Piece, tensor: Tensor) -> None:
+        """Check a whole tensor's values before they are written, where that is of use."""
+        if self._is_tied_embedding(found):
+            self._tied["embedding"] = self._fingerprint(found.part, tensor)
+        elif not self.is_torn:
+            self._check_values(found.part, tensor)
+        else:
+            # once something is written, an early look would save nothing: it is checked while it is
+            # packed
+            return
+        piece.checked.add(found.part)
+
+    def _is_tied_embedding(self, found: Found) -> bool:
+        return self._names.is_embedding(found.stored) and self._names.has_tied_head
 
     def _once(self, name: str) -> None:
         if name in self._seen:
             raise WeightMismatch(f"{name} came twice in one update.")
         self._seen[name] = None
 
-    def _check(self, found: Found, piece: _Piece, tensor: Tensor) -> None:
+    def _check(self, found: Found, piece: _Piece, tensor: Tensor | RowStack) -> None:
         shape = tuple(tensor.shape)
         stored, part = found.stored, found.stored.parts()[found.part]
         if self._plan.turns_by_shape and "transpose" in stored.steps and not part.has_shape(shape):
@@ -210,20 +236,64 @@ class WeightUpdate:
         """Raise LoadError for NaN. Of an update that has written nothing, before it does; of
         another one when the tensor is read to be packed, from caches if it fits into them.
         """
-        found = self._plan.writer.look_at(tensor, adds_up=False)
-        if _has_nan(tensor) if found is None else found[0]:
-            raise LoadError(f"{name} has NaN among its values.")
+        check_values(self._plan.writer, name, tensor)
 
-    def _look_at(self, name: str, tensor: Tensor) -> tuple[object, ...]:
-        """Check a tensor's values, and return numbers that differ for tensors that do, but for
-        chance: a copy would take their memory.
+    def _fingerprint(self, name: str, given: Tensor | RowStack) -> tuple[object, ...]:
+        """Values by which tensors differ, but for chance. Raises LoadError for NaN."""
+        found = Fingerprint(self._plan.writer, name)
+        for rows in [given] if isinstance(given, Tensor) else given.read():
+            found.add(rows)
+        return given.dtype, tuple(given.shape), found.close()
+
+    # rows
+
+    def _target(self, name: str) -> RowTarget | None:
+        """The places that a tensor's rows go to as they are; None: they do not."""
+        places = self._plan.rows.of_tensor.get(name)
+        if places is None:
+            return None
+        for place in places:
+            part = self._old.get(place.part)
+            if place.part not in self._writers and not isinstance(part, Tensor):
+                self._writers[place.part] = self._plan.writer.open_rows(part)
+        return target_of(places, self._old, self._writers, self._plan.dtype)
+
+    def _write_rows(self, found: Found, given: RowStack, target: RowTarget) -> None:
+        """Write a tensor's rows as they come."""
+        name, first = found.part, 0
+        looked_at = Fingerprint(self._plan.writer, name) if self._is_tied_embedding(found) else None
+        for rows in given.read():
+            if looked_at is not None:
+                looked_at.add(rows)
+            elif not (self.is_torn and target.looks):
+                self._check_values(name, rows)
+            self.is_torn = True
+            if target.write(first, rows, is_slice=True):
+                self._check_values(name, rows)
+            first += rows.shape[0]
+        assert first == given.shape[0], "all rows"
+        if looked_at is not None:
+            self._tied["embedding"] = given.dtype, given.shape, looked_at.close()
+
+    def _write_arrived(self, piece: _Piece) -> None:
+        """Write the tensors of a piece that have come whole, and have places for their rows. Raises
+        WeightMismatch where others of one weight are missing.
         """
-        tensor = tensor.contiguous()  # which decides who looks, and so which numbers they are
-        found = self._plan.writer.look_at(tensor, adds_up=True)
-        has_nan, sums = (_has_nan(tensor), _sums(tensor)) if found is None else found
-        if has_nan:
-            raise LoadError(f"{name} has NaN among its values.")
-        return tensor.dtype, tuple(tensor.shape), *sums
+        targets = {name: target for name in piece.arrived if (target := self._target(name))}
+        parts = {
+            place.part: None
+            for name in (*piece.written, *targets)
+            for place in self._plan.rows.of_tensor[name]
+        }
+        for part in parts:
+            _require_whole(self._plan.rows.of_part[part], piece.leaves_that_came)
+        for name, target in targets.items():
+            tensor = piece.arrived.pop(name)
+            if not (target.looks or name in piece.checked):
+                self._check_values(name, tensor)
+            self.is_torn = True
+            if target.write(0, tensor, is_slice=False):
+                self._check_values(name, tensor)
 
     def _check_tied_head(self) -> None:
         if len(self._tied) > 1 and self._tied["head"] != self._tied["embedding"]:
@@ -236,13 +306,23 @@ class WeightUpdate:
 
     def _load(self, piece: _Piece) -> None:
         """Load a piece with what has come, and copy what is complete into the model's memory."""
+        self._write_arrived(piece)
+        if piece.arrived:
+            self._load_others(piece)
+        if self._plan.device.type == "cuda":
+            # copies may still read what has come, whose memory is the sender's
+            torch.cuda.synchronize(self._plan.device)
+        piece.arrived.clear()
+        piece.held.clear()
+        piece.checked.clear()
+        piece.written.clear()
+
+    def _load_others(self, piece: _Piece) -> None:
+        """Make the parts of a piece that are not rows of tensors as they are."""
         with closing(_CheckedTensors(piece, self._check_values)) as files:
             here = [s for s in piece.stored if any(n in files.entries for n in s.parts())]
             fitted(here, frozenset(files.entries), files)
             self._build(piece, files, here)
-        piece.arrived.clear()
-        piece.held.clear()
-        piece.checked.clear()
 
     def _build(self, piece: _Piece, files: _CheckedTensors, here: Sequence[StoredTensor]) -> None:
         plan, group, leaves = self._plan, _Group(), StoredLeaves(files, here)
@@ -267,11 +347,18 @@ class WeightUpdate:
             self.is_torn = True
 
         def note(name: str, part: Part) -> None:
-            if self._is_complete(group, present):
+            if part is not self._old.get(name) and self._is_complete(group, present):
                 self._replace(name, part)
 
         layouts = [s for s in piece.stored if s.layout is not None and not s.layout.is_widened]
-        memory = OldMemory(self._old, plan.writer, have_come, before_write, files.check_skipped)
+        by_rows = {
+            part
+            for part, leaves in plan.rows.of_part.items()
+            if piece.facts.leaves.keys() & leaves and all(map(self._target, leaves.values()))
+        }
+        memory = OldMemory(
+            *(self._old, plan.writer, have_come, before_write, files.check_skipped, by_rows)
+        )
         files.memory = memory
         weights = WeightBuilder(
             piece.facts.leaves,
@@ -291,9 +378,6 @@ class WeightUpdate:
             target=plan.target,
         )
         weights.finish()
-        if plan.device.type == "cuda":
-            # copies may still read what has come, whose memory is the sender's
-            torch.cuda.synchronize(plan.device)
 
     def _is_complete(self, group: _Group, present: Collection[str]) -> bool:
         """Whether the leaves that were read for a part have come; one for which nothing more was
@@ -301,13 +385,7 @@ class WeightUpdate:
         """
         if group.leaves:
             names, group.leaves = sorted(group.leaves), set()
-            missing = [name for name in names if name not in present]
-            if missing and len(missing) < len(names):
-                raise WeightMismatch(
-                    f"{listed(missing)} did not come, and is one weight with "
-                    f"{listed([n for n in names if n in present])}: send all of them in one update."
-                )
-            group.is_complete = not missing
+            group.is_complete = _require_whole(names, present)
         return group.is_complete
 
     def _replace(self, name: str, new: Part) -> None:
@@ -315,8 +393,8 @@ class WeightUpdate:
         old = self._old.get(name)
         assert old is not None, f"the model has no part {name}"
         try:
-            pairs = [(mine, its) for mine, its in _pairs(old, new) if not _is_same(mine, its)]
-        except _Different as error:
+            pairs = [(mine, its) for mine, its in pairs_of(old, new) if not is_same(mine, its)]
+        except Different as error:
             raise LoadError(
                 f"The new values of {name} need another {error} than those of the start: reload "
                 "them with collective_rpc('reload_weights', ...)."
@@ -324,6 +402,28 @@ class WeightUpdate:
         self.is_torn = True
         for mine, its in pairs:
             mine.copy_(its)
+
+
+def _require_whole(names: Collection[str], present: Collection[str]) -> bool:
+    """Whether the leaves of one weight have come. Raises WeightMismatch where some have not."""
+    missing = sorted(name for name in names if name not in present)
+    if missing and len(missing) < len(names):
+        raise WeightMismatch(
+            f"{listed(missing)} did not come, and is one weight with "
+            f"{listed(sorted(n for n in names if n in present))}: send all of them in one update."
+        )
+    return not missing
+
+
+def _whole(given: Tensor | RowStack) -> Tensor:
+    """A tensor, or all of its rows in memory of their own."""
+    if isinstance(given, Tensor):
+        return given.detach()
+    whole, first = torch.empty(given.shape, dtype=given.dtype), 0
+    for rows in given.read():
+        whole[first : first + len(rows)] = rows
+        first += len(rows)
+    return whole
 
 
 @dataclass
@@ -361,59 +461,3 @@ class _CheckedTensors(NamedTensors):
         """Check those that were to be looked at while they were packed."""
         for name in self._skipped:
             self._check(name, super().read(name))
-
-
-def _sums(tensor: Tensor) -> list[int]:
-    data = tensor.contiguous().reshape(-1).view(torch.uint8)
-    end = len(data) // _LINE * _LINE
-    lines = data[:end].view(torch.int64).view(-1, _LINE // 8)
-    sums = []
-    for each in (lines.sum(0), lines.sum(1)):  # as numbers of 64 bits, without a wider copy
-        places = torch.arange(1, len(each) + 1, device=each.device)
-        sums.append(int((each * places).sum()))
-    return [*sums, *data[end:].tolist()]
-
-
-def _has_nan(tensor: Tensor) -> bool:
-    """Whether a tensor has NaN. Its sum says that it has none, in the time of a copy."""
-    if not tensor.is_floating_point():
-        return False
-    if tensor.element_size() == 1:
-        # torch does not add up floats of 8 bits
-        tensor = tensor.float()
-    # infinities of both signs have such a sum, too
-    return bool(tensor.sum().isnan()) and bool(tensor.isnan().any())
-
-
-class _Different(Exception):
-    """Names the field in which two parts differ apart from their values."""
-
-
-def _pairs(old: Any, new: Any, name: str = "form") -> Iterator[tuple[Tensor, Tensor]]:
-    """The tensors of two parts that are alike, but for those that are places in memory. Raises
-    _Different.
-    """
-    if old is new:
-        return
-    if isinstance(old, Tensor) and isinstance(new, Tensor):
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
-            raise _Different(name)
-        yield old, new
-    elif type(old) is not type(new):
-        raise _Different(name)
-    elif is_dataclass(old):
-        for each in fields(old):
-            if not each.metadata.get("addresses"):
-                yield from _pairs(getattr(old, each.name), getattr(new, each.name), each.name)
-    elif isinstance(old, list | tuple):
-        if len(old) != len(new):
-            raise _Different(name)
-        for a, b in zip(old, new, strict=True):
-            yield from _pairs(a, b, name)
-    elif isinstance(old, bool | int | float | str | torch.dtype) and old != new:
-        raise _Different(name)
-
-
-def _is_same(old: Tensor, new: Tensor) -> bool:
-    """Whether two tensors are in the same memory."""
-    return old.data_ptr() == new.data_ptr()
