@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import Tensor, distributed
 
+from quire.distributed.group_messages import Messages, SizedMessages
 from quire.distributed.host_broadcasts import HostReceiver, HostSender, open_side
 from quire.distributed.meeting import Meeting, prefixed
 from quire.distributed.peer_sockets import address_towards
@@ -161,9 +162,11 @@ class PyNcclCommunicator:
         self._host: HostSender | HostReceiver | None = None
         try:
             if self.device.type == "cuda":
-                self._group: Any = self._nccl(store)
+                group_of_torch = self._nccl(store)
+                self._messages: Messages | None = Messages(group_of_torch)
             else:
-                self._group = self._gloo(store)
+                group_of_torch = self._gloo(store)
+                self._messages = SizedMessages(group_of_torch, self.rank, self.world_size)
                 meeting = Meeting(
                     prefixed("host", store), self.rank, self.world_size, timeout_s=TIMEOUT_S
                 )
@@ -171,7 +174,7 @@ class PyNcclCommunicator:
         except (RuntimeError, PeersLost) as error:
             text = f"The other processes of the group did not come: {error}"
             raise WeightUpdateError(text) from error
-        BroadcastWork(_with_others(self._group.barrier)).wait()
+        BroadcastWork(_with_others(group_of_torch.barrier)).wait()
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
         """Give the tensor of process `src` to all, in place. Raises WeightUpdateError."""
@@ -192,27 +195,24 @@ class PyNcclCommunicator:
             else:
                 self._host.receive(data)
             return BroadcastWork(None)
-        options: Any = distributed.BroadcastOptions()  # type: ignore[attr-defined]
-        options.rootRank = src
-        return BroadcastWork(
-            _with_others(lambda: self._group.broadcast([_flat_bytes(tensor)], options))
-        )
+        data = _flat_bytes(tensor)
+        return BroadcastWork(_with_others(lambda: self._open.broadcast(data, src)))
 
     def all_reduce(self, in_tensor: Tensor, op: Any = None, stream: Any = None) -> Tensor:
         """The sum over all processes. Raises InvalidParameter for another `op`."""
         if op not in (None, distributed.ReduceOp.SUM):
             raise InvalidParameter("op", op, "tensors are added up: ReduceOp.SUM", "Leave it out.")
         result = in_tensor.clone()
-        self._one(result, lambda data: self._group.allreduce([data]), as_bytes=False)
+        self._one(result, lambda data: self._open.all_reduce(data), as_bytes=False)
         return result
 
     def send(self, tensor: Tensor, dst: int, stream: Any = None) -> None:
         """Send a tensor to one process."""
-        self._one(tensor, lambda data: self._group.send([data], dst, 0))
+        self._one(tensor, lambda data: self._open.send(data, dst))
 
     def recv(self, tensor: Tensor, src: int, stream: Any = None) -> None:
         """Receive one from it, in place."""
-        self._one(tensor, lambda data: self._group.recv([data], src, 0))
+        self._one(tensor, lambda data: self._open.recv(data, src))
 
     @property
     def shares_memory(self) -> bool:
@@ -232,7 +232,7 @@ class PyNcclCommunicator:
             self._host.close()
         self.disabled = True
         if not self._is_given_up:  # else its end would wait for what a thread has begun
-            self._group = None
+            self._messages = None
 
     def check(self) -> None:
         """Raise WeightUpdateError where the group was given up."""
@@ -246,6 +246,11 @@ class PyNcclCommunicator:
         self._is_given_up = True
         if not self.disabled and self._host is not None:
             self._host.close()
+
+    @property
+    def _open(self) -> Messages:
+        assert self._messages is not None, "nothing is sent after destroy"
+        return self._messages
 
     def _one(self, tensor: Tensor, start: Callable[[Tensor], Any], as_bytes: bool = True) -> None:
         if self.disabled or not tensor.numel():
@@ -284,6 +289,8 @@ class BroadcastWork:
 def _with_others(call: Callable[[], Any]) -> Any:
     try:
         return call()
+    except WeightUpdateError:
+        raise
     except RuntimeError as error:
         raise WeightUpdateError(f"Another process of the group is gone: {error}") from error
 
