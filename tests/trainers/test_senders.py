@@ -44,10 +44,10 @@ def module(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def opened(folder, backend):
+def opened(folder, backend, **wishes):
     return LLM(
         str(folder), skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22, max_model_len=64,
-        weight_transfer_config={"backend": backend}, dtype="float32",
+        weight_transfer_config={"backend": backend}, dtype="float32", **wishes,
     )  # fmt: skip
 
 

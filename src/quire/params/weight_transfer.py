@@ -11,9 +11,9 @@ import msgspec
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
 from quire.plugins.tables import WEIGHT_TRANSFERS
 
-BACKENDS = ("nccl", "ipc")
+BACKENDS = ("nccl", "ipc", "sparse_nccl")
 """The ways that weights can come; others are registered by plugins."""
-UNBUILT_BACKENDS = ("sparse_nccl", "sharded_rdt", "nccl_m2n", "modelexpress")
+UNBUILT_BACKENDS = ("sharded_rdt", "nccl_m2n", "modelexpress")
 NAME = "weight_transfer_config"
 
 
@@ -81,7 +81,7 @@ def weight_transfer_plan(given: dict[str, Any] | None) -> WeightTransferPlan | N
             raise InvalidParameter(f"{NAME}[{name!r}]", given[name], allowed)
     backend = given.get("backend", BACKENDS[0])
     if backend in UNBUILT_BACKENDS:
-        raise NotBuiltYet(f"{NAME}['backend']", backend, f"Use {' or '.join(BACKENDS)}.")
+        raise NotBuiltYet(f"{NAME}['backend']", backend, f"Use one of {', '.join(BACKENDS)}.")
     if backend not in BACKENDS and backend not in WEIGHT_TRANSFERS:
         known = ", ".join([*BACKENDS, *WEIGHT_TRANSFERS])
         hint = "A plugin registers others: quire.plugins.tables.WEIGHT_TRANSFERS."

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from quire.trainers.sources import WeightSource, described
 
 logger = logging.getLogger(__name__)
 
-_ROOT = 0
+ROOT = 0
 _SHARED_BYTES = 16 << 20
 _MOST_ON_THE_WAY = 4
 """Broadcasts that may be under way at once: where one ends, the next one goes on."""
@@ -42,6 +42,15 @@ _PATIENCE_S = 5.0
 """Seconds after which one side is asked no more: an engine that refuses a tensor still receives
 what was announced with it.
 """
+
+
+class MeetingPlace(Protocol):
+    """The meeting place of a group, as every class of information about one has it."""
+
+    master_address: str
+    master_port: int
+    world_size: int
+    device: str | None
 
 
 @dataclass
@@ -56,7 +65,7 @@ class NCCLTrainerInitInfo:
     packed: bool = True
     packed_buffer_size_bytes: int = BUFFER_BYTES
     packed_num_buffers: int = 2
-    rank: int = _ROOT
+    rank: int = ROOT
     device: str | None = None
 
 
@@ -69,7 +78,7 @@ class IPCTrainerInitInfo:
 
     packed: bool = True
     packed_buffer_size_bytes: int = _SHARED_BYTES
-    rank: int = _ROOT
+    rank: int = ROOT
 
 
 class WeightSender:
@@ -77,11 +86,14 @@ class WeightSender:
     in gathering tensors, and send nothing.
     """
 
+    sends_source = True
+    """Whether it sends all of a source."""
+
     def __init__(self, init_info: Any, client: WeightSyncClient, source: WeightSource) -> None:
         self._info = init_info
         self._client = client
         self._source = source
-        self._is_root = init_info.rank == _ROOT
+        self._is_root = init_info.rank == ROOT
 
     def send_weights(self, version: str | None = None) -> None:
         """Send all weights as one update, under the name `version`. Raises what the engine says, or
@@ -118,24 +130,11 @@ class GroupSender(WeightSender):
         if not self._is_root:
             return
         body = {
-            "master_address": init_info.master_address,
-            "master_port": init_info.master_port,
-            "rank_offset": 1,
-            "world_size": init_info.world_size,
             "packed": self._is_packed,
             "packed_buffer_size_bytes": init_info.packed_buffer_size_bytes,
             "packed_num_buffers": init_info.packed_num_buffers,
         }
-        group = create_group(init_info)
-        try:
-            self._communicator = while_engine(
-                lambda: client.init_weight_transfer_engine(body),
-                lambda: PyNcclCommunicator(group, _device_of(init_info)),
-                group.give_up,
-            )
-        except BaseException:
-            group.leave()
-            raise
+        self._communicator = meet_engines(init_info, client, body)
 
     def _check(self) -> None:
         self._communicator.check()
@@ -244,16 +243,45 @@ class WeightTransferTrainerFactory:
 
     @classmethod
     def trainer_init(
-        cls, init_info: Any, *, client: WeightSyncClient, source: WeightSource
+        cls, init_info: Any, *, client: WeightSyncClient, source: WeightSource | None = None
     ) -> WeightSender:
         """Meet the engines; every rank of the trainer calls this. Raises InvalidParameter for
-        information of another class, and what the engines say.
+        information of another class, for a source where patches are sent, and what the engines say.
         """
         kind = cls._senders.get(type(init_info))
         if kind is None:
             known = ", ".join(each.__name__ for each in cls._senders)
             raise InvalidParameter("init_info", type(init_info).__name__, f"one of {known}")
-        return kind(init_info, client, source)
+        if source is None and kind.sends_source:
+            raise InvalidParameter("source", None, "what the weights come from, as ModuleSource")
+        make: Any = kind
+        sender: WeightSender = make(init_info, client, source)
+        return sender
+
+
+def meet_engines(
+    info: MeetingPlace, client: WeightSyncClient, body: dict[str, Any]
+) -> PyNcclCommunicator:
+    """The trainer's side of the group, while the engines join it; `body`: what else they are told.
+    Raises what they say.
+    """
+    group = create_group(info)
+    body = body | {
+        "master_address": info.master_address,
+        "master_port": info.master_port,
+        "rank_offset": 1,
+        "world_size": info.world_size,
+    }
+    try:
+        found: PyNcclCommunicator = while_engine(
+            lambda: client.init_weight_transfer_engine(body),
+            lambda: PyNcclCommunicator(group, _device_of(info)),
+            group.give_up,
+        )
+    except BaseException:
+        group.leave()
+        raise
+    return found
 
 
 def open_group(info: NCCLTrainerInitInfo) -> PyNcclCommunicator:
@@ -261,14 +289,14 @@ def open_group(info: NCCLTrainerInitInfo) -> PyNcclCommunicator:
     return PyNcclCommunicator(create_group(info), _device_of(info))
 
 
-def create_group(info: NCCLTrainerInitInfo) -> StatelessProcessGroup:
+def create_group(info: MeetingPlace) -> StatelessProcessGroup:
     """The group, as the trainer opens it; nobody has come yet."""
     return StatelessProcessGroup.create(
-        info.master_address, info.master_port, _ROOT, info.world_size
+        info.master_address, info.master_port, ROOT, info.world_size
     )
 
 
-def _device_of(info: NCCLTrainerInitInfo) -> torch.device:
+def _device_of(info: MeetingPlace) -> torch.device:
     return torch.device(info.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -287,7 +315,7 @@ def broadcast_all(
         parts = [next(values)[1].detach().contiguous().to(communicator.device) for _ in chunk]
         data = parts[0] if len(parts) == 1 else torch.cat([bytes_of(part) for part in parts])
         # with its data, which must live until the broadcast has ended
-        on_the_way.append((communicator.start_broadcast(data, _ROOT), data))
+        on_the_way.append((communicator.start_broadcast(data, ROOT), data))
         if len(on_the_way) > _MOST_ON_THE_WAY:
             on_the_way.popleft()[0].wait()
     for work, _ in on_the_way:

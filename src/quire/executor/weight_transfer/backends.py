@@ -14,6 +14,7 @@ from quire.plugins.tables import WEIGHT_TRANSFERS
 _OWN: Mapping[str, str] = MappingProxyType(
     {
         "nccl": "quire.executor.weight_transfer.group_engine:GroupTransferEngine",
+        "sparse_nccl": "quire.executor.weight_transfer.patch_engine:PatchTransferEngine",
         "ipc": "quire.executor.weight_transfer.memory_engine:MemoryTransferEngine",
     }
 )

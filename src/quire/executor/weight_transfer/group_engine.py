@@ -58,8 +58,8 @@ class GroupUpdateInfo:
 class GroupTransferEngine(WeightTransferEngine):
     """A worker's side of the group."""
 
-    init_info_cls = GroupInitInfo
-    update_info_cls = GroupUpdateInfo
+    init_info_cls: type[Any] = GroupInitInfo
+    update_info_cls: type[Any] = GroupUpdateInfo
     supports_draft_weight_update = True
     _communicator: PyNcclCommunicator | None = None
     _init: GroupInitInfo | None = None

@@ -118,7 +118,8 @@ class WorkerWeights:
         """Called when weights have changed outside of a session."""
         self.on_pending: Callable[[], None] = lambda: None
         """Called when the next step has to `settle` first."""
-        model.weight_sink = self.load
+        model.weight_sink, model.settle_weights = self.load, self.settle
+        model.current_tensors = self.current_tensors
 
     # sessions
 
@@ -271,6 +272,13 @@ class WorkerWeights:
             self._update.keep()
             return found
         return self._load_without_session(pairs)
+
+    def current_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, Tensor]]:
+        """See `GivenWeights`; in a session."""
+        from quire.models.updates.current import current_tensors  # few engines are sent patches
+
+        assert self._update is not None, "a session has begun"
+        return current_tensors(self._update.plan, shapes)
 
     def settle(self) -> None:
         """End what `load` has begun without a session, before the weights are used. Raises

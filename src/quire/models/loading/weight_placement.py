@@ -4,7 +4,7 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -55,6 +55,15 @@ class GivenWeights:
     """A model that is given new weights by name, where a worker has set what takes them."""
 
     weight_sink: Callable[[Iterable[tuple[str, Tensor]]], set[str]] | None = None
+    settle_weights: Callable[[], None] = staticmethod(lambda: None)
+    """Ends what `load_weights` has begun, which the next step would. Raises EngineError where a
+    part of a weight has not come.
+    """
+
+    current_tensors: Callable[[Mapping[str, tuple[int, ...]]], Iterator[dict[str, Tensor]]]
+    """Copies of the weights that have these names and shapes, with those that change together with
+    them, in groups for `load_weights`. Set by a worker.
+    """
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Replace weights in place: pairs of a checkpoint's name and a tensor, which are copied, in

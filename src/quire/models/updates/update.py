@@ -97,6 +97,11 @@ class WeightUpdate:
         self.is_torn = is_repair
 
     @property
+    def plan(self) -> UpdatePlan:
+        """The facts of the model."""
+        return self._plan
+
+    @property
     def is_complete(self) -> bool:
         """Whether all tensors of the model have come."""
         return all(not piece.missing for piece in self._pieces)
