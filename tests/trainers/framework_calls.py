@@ -163,8 +163,8 @@ def send_buckets(address: str, module: Any) -> None:
 
 async def verl(base: Path) -> float:
     """verl 0.9.1, workers/rollout/vllm_rollout/vllm_async_server.py (vLLMHttpServer), but for
-    `monkey_patch_model`, which replaces the model's compute_logits, and `request_states` and
-    `abort_requests` of the output processor, in whose place are `unfinished_ids` and `abort`.
+    `monkey_patch_model`, which replaces the model's compute_logits, and `abort_requests` of the
+    output processor, in whose place is `abort`.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.openai.api_server import build_app, init_app_state
@@ -205,7 +205,8 @@ async def verl(base: Path) -> float:
     await engine.reset_prefix_cache(reset_connector=True)
     found = difference(new, await generated(engine, lora_request=None, priority=0))
     running = asyncio.create_task(generated(engine, max_tokens=45))
-    while not (names := engine.output_processor.unfinished_ids()):
+    assert await engine.list_loras() == set()
+    while not (names := list(engine.output_processor.request_states.keys())):
         await asyncio.sleep(0)
     await engine.abort(names, internal=True)
     assert (await running).finish_reason == "abort"
@@ -304,12 +305,15 @@ async def prime_rl(base: Path) -> float:
     from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from tests.executor.test_shared_adapters import make_adapter
+
     old, new = folders(base)
     flags = [
         *("--model", str(old), "--dtype", "float32", "--max-model-len", "64"),
         *("--kv-cache-memory-bytes", str(1 << 22), "--enable-lora"),
         *("--worker-extension-cls", WORKERS + "PrimeWorker"),
     ]
+    os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
     engine = async_engine(old, enable_lora=True, worker_extension_cls=WORKERS + "PrimeWorker")
     tasks = await engine.get_supported_tasks()
@@ -338,6 +342,13 @@ async def prime_rl(base: Path) -> float:
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as web:
         reply = await web.post("/update_weights", json={"weight_dir": str(new)})
         assert reply.json() == {"status": "ok"}, reply.text
+        adapter = make_adapter(base / "adapter", new, 3)
+        body = {"lora_name": "policy", "lora_path": str(adapter), "load_inplace": True}
+        for _ in range(2):  # after each step, under one name
+            reply = await web.post("/v1/load_lora_adapter", json=body)
+            assert reply.status_code == 200, reply.text
+        body = {"model": "policy", "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+        assert (await web.post("/v1/completions", json=body)).status_code == 200
         body = {"prompt": PROMPT, "max_tokens": 2, "cache_salt": "1", "temperature": 0}
         assert (await web.post("/v1/completions", json=body)).status_code == 200
     found = difference(new, await generated(engine))
@@ -351,6 +362,8 @@ async def nemo_rl(base: Path) -> float:
     """
     import zmq
     from vllm import LLM
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+    from vllm.distributed.utils import StatelessProcessGroup
 
     old, new = folders(base)
     llm = LLM(
@@ -387,8 +400,28 @@ async def nemo_rl(base: Path) -> float:
     llm.llm_engine.reset_mm_cache()
     [output] = llm.generate([{"prompt_token_ids": PROMPT}], params(), use_tqdm=False)
     assert llm.get_metrics()
+    found = difference(new, output.outputs[0])
+    llm.sleep(level=1)
+    llm.wake_up()
+    port, third = free_port(), module_of(old)
+    named = [(name, p.data) for name, p in third.named_parameters()]
+
+    def send_packed() -> None:
+        group = StatelessProcessGroup.create("127.0.0.1", port, 0, 2)
+        communicator = PyNcclCommunicator(group, "cpu")
+        for i in range(0, len(named), 2):
+            parts = [t.contiguous().view(-1).view(torch.uint8) for _, t in named[i : i + 2]]
+            communicator.broadcast(torch.cat(parts), 0)
+
+    sender = threading.Thread(target=send_packed)
+    sender.start()
+    llm.collective_rpc("init_collective", args=(0, "127.0.0.1", port, 2, 1))
+    assert llm.collective_rpc("update_weights_from_collective") == [True]
+    sender.join()
+    llm.llm_engine.reset_prefix_cache()
+    [output] = llm.generate([{"prompt_token_ids": PROMPT}], params(), use_tqdm=False)
     llm.collective_rpc("cleanup")
-    return difference(new, output.outputs[0])
+    return max(found, difference(old, output.outputs[0]))
 
 
 async def open_instruct(base: Path) -> float:

@@ -7,13 +7,12 @@ memory, these lie in the host's: shared memory in place of CUDA's IPC, gloo in p
 from __future__ import annotations
 
 import json
+import math
 from multiprocessing import shared_memory
-from pathlib import Path
 from typing import Any
 
 import torch
 import zmq
-from safetensors.torch import load_file
 
 
 class OpenRLHFWorker:
@@ -42,9 +41,7 @@ class OpenRLHFWorker:
 
 
 class VerlWorker:
-    """verl 0.9.1, workers/rollout/vllm_rollout/utils.py and bucketed_weight_transfer.py, but for
-    the worker's vllm_config.
-    """
+    """verl 0.9.1, workers/rollout/vllm_rollout/utils.py and bucketed_weight_transfer.py."""
 
     def update_weights_from_ipc(self, peft_config=None, base_sync_done=False, use_shm=False):
         assert use_shm and self.device is not None
@@ -67,6 +64,12 @@ class VerlWorker:
             socket.send(b"")
         shared.close()
         socket.close()
+        from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+        assert self.model_runner.vllm_config.speculative_config is None
+        assert getattr(self.model_runner, "drafter", None) is None
+        config = self.model_runner.vllm_config.model_config
+        process_weights_after_loading(self.model_runner.model, config, self.device)
         return len(dict(self.model_runner.model.named_parameters(remove_duplicate=False)))
 
 
@@ -80,7 +83,19 @@ class PrimeWorker:
         return self._has_broadcaster
 
     def update_weights_from_path(self, folder):
-        self.model_runner.model.load_weights(load_file(Path(folder) / "model.safetensors").items())
+        from vllm.model_executor.model_loader import DefaultModelLoader, get_model_loader
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
+
+        model = self.model_runner.model
+        loader = get_model_loader(self.load_config)
+        assert isinstance(loader, DefaultModelLoader)
+        source = DefaultModelLoader.Source(folder, revision=None, prefix="", fall_back_to_pt=True)
+        initialize_layerwise_reload(model)
+        model.load_weights(loader._get_weights_iterator(source))
+        finalize_layerwise_reload(model, self.model_runner.model_config)
 
 
 class NemoWorker:
@@ -107,6 +122,29 @@ class NemoWorker:
             socket.send(b"")
         socket.send(b"")
         socket.close()
+        return True
+
+    def init_collective(self, rank_prefix, ip, port, world_size, train_world_size):
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.distributed.utils import StatelessProcessGroup
+
+        rank = train_world_size + rank_prefix + self.local_rank
+        group = StatelessProcessGroup.create(ip, port, rank, world_size)
+        self._collective = PyNcclCommunicator(group, device=self.device)
+
+    def update_weights_from_collective(self):
+        """What was announced, in buffers of two tensors."""
+        left = list(self._refit.items())
+        while left:
+            batch, left = left[:2], left[2:]
+            sizes = [getattr(torch, kind).itemsize * math.prod(shape) for _, (kind, shape) in batch]
+            buffer = torch.empty(sum(sizes), dtype=torch.uint8)
+            self._collective.broadcast(buffer, src=0)
+            parts = buffer.split(sizes)
+            self.model_runner.model.load_weights(
+                (name, part.view(getattr(torch, kind)).view(shape))
+                for (name, (kind, shape)), part in zip(batch, parts, strict=True)
+            )
         return True
 
     def cleanup(self):

@@ -64,6 +64,10 @@ _PROCESSORS = {
         MoveDirectionality RequestLogitsProcessor process_dict_updates"""
 }
 
+_RELOAD = {
+    "quire.as_vllm.loaders": """initialize_layerwise_reload finalize_layerwise_reload
+        finalize_layerwise_processing"""
+}
 _TRANSFER_FACTORIES = {
     "quire.as_vllm.registries": "WeightTransferEngineFactory",
     "quire.trainers.senders": "WeightTransferTrainerFactory",
@@ -159,6 +163,7 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.distributed.weight_transfer.base": {
         "quire.params.weight_transfer": "WeightTransferInitRequest WeightTransferUpdateRequest",
         "quire.executor.weight_transfer.engines": "WeightTransferEngine",
+        "quire.trainers.patches": "SparseWeightPatch",
     },
     "vllm.distributed.weight_transfer.factory": _TRANSFER_FACTORIES,
     "vllm.distributed.weight_transfer.ipc_engine": {
@@ -169,6 +174,9 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.distributed.weight_transfer.nccl_engine": {
         "quire.trainers.senders": "NCCLTrainerInitInfo",
         "quire.trainers.earlier": "NCCLTrainerSendWeightsArgs NCCLWeightTransferEngine",
+    },
+    "vllm.distributed.weight_transfer.sparse_nccl_engine": {
+        "quire.trainers.patches": "SparseNCCLTrainerInitInfo SparseWeightPatch"
     },
     "vllm.distributed.weight_transfer.packed_tensor": {
         "quire.trainers.earlier": "packed_nccl_broadcast_producer"
@@ -240,6 +248,15 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.model_executor.model_loader": {
         "quire.as_vllm.stand_ins": "ShardedStateLoader=ShardedFiles",
         "quire.as_vllm.registries": "register_model_loader",
+        "quire.as_vllm.loaders": "DefaultModelLoader=FolderLoader get_model_loader",
+    },
+    "vllm.model_executor.model_loader.default_loader": {
+        "quire.as_vllm.loaders": "DefaultModelLoader=FolderLoader"
+    },
+    "vllm.model_executor.model_loader.reload": _RELOAD,
+    "vllm.model_executor.model_loader.reload.layerwise": _RELOAD,
+    "vllm.model_executor.model_loader.utils": {
+        "quire.as_vllm.loaders": "process_weights_after_loading"
     },
     "vllm.model_executor.utils": {"quire.as_vllm.processes": "set_random_seed"},
     "vllm.model_executor.models": {"quire": "ModelRegistry"},

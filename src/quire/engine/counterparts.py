@@ -172,7 +172,6 @@ COUNTERPARTS: Mapping[str, Mapping[str, str]] = {
         "log_stats": "Read log_stats of the engine.",
         "tokenizer": "Read tokenizer of the engine.",
         "stream_interval": "Read vllm_config.stream_interval.",
-        "request_states": "Call unfinished_ids().",
         "parent_requests": "Completions of one request are joined in its group.",
         "external_req_ids": "Call unfinished_ids().",
         "lora_states": _STATS,

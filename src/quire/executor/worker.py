@@ -14,7 +14,7 @@ from quire.distributed.world import of_worker
 from quire.errors import EngineError, InvalidParameter, NotBuiltYet
 from quire.executor.profiler import Profiler
 from quire.executor.weight_transfer.session import WorkerWeights
-from quire.executor.weight_transfer.worker_methods import WeightMethods
+from quire.executor.weight_transfer.worker_methods import WeightMethods, WorkerViews
 from quire.executor.worker_config import WorkerFacts
 from quire.models.adapters.weights import AdapterWeights
 from quire.models.loading.load_formats import open_files
@@ -49,7 +49,7 @@ class SaveWeights(Protocol):
     ) -> list[Path]: ...
 
 
-class Worker(WeightMethods):
+class Worker(WeightMethods, WorkerViews):
     """A device with its runner."""
 
     model_runner: ModelRunner

@@ -170,6 +170,7 @@ def build_worker(
     if stage is not None:
         rank += mesh.tp * stage.number
     core = 0 if config.parallel.weight_transfer is None else config.parallel.weight_transfer.core
+    runner.vllm_config = config.plan
     worker = kind(
         runner,
         Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),

@@ -43,3 +43,20 @@ class RunnableModel(StepModel, Protocol):
     def take_weights(self, other: Any) -> None:
         """Run on the weights of `other`, a model of the same spec, from now on."""
         ...
+
+
+class RunnerViews:
+    """The model of a runner, and views of the plan, for methods of `worker_extension_cls`."""
+
+    model: RunnableModel
+    vllm_config: Any = None
+    """The engine's plan, which a builder gives."""
+
+    @property
+    def model_config(self) -> Any:
+        """The plan's model."""
+        return self.vllm_config.model_config
+
+    def get_model(self) -> RunnableModel:
+        """The model that this runner runs."""
+        return self.model

@@ -28,7 +28,7 @@ from quire.runner.forward.forward import Forward
 from quire.runner.forward.stage_output import StageOutput
 from quire.runner.head import HeadStep, RowHead, Watcher
 from quire.runner.kv_cache import KVCache
-from quire.runner.model import RunnableModel
+from quire.runner.model import RunnableModel, RunnerViews
 from quire.runner.rows import Rows
 from quire.step.columns import RunnerOutput
 from quire.step.faults import RowFailures
@@ -243,7 +243,7 @@ class Heads:
         return [step for step in steps if step is not None]
 
 
-class ModelRunner:
+class ModelRunner(RunnerViews):
     """Runs steps on one device. Everything it needs is made by executor/worker_builder.py."""
 
     def __init__(

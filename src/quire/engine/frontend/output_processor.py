@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from quire.engine.counterparts import HasCounterparts
@@ -200,6 +201,11 @@ class OutputProcessor(HasCounterparts):
         self._groups.clear()
         self._by_name.clear()
         self.num_queued_tokens = 0
+
+    @property
+    def request_states(self) -> Mapping[str, RequestGroup]:
+        """The requests that are not finished, by our own ids."""
+        return MappingProxyType(self._groups)
 
     def unfinished_ids(self) -> list[str]:
         """Our own ids of the requests that are not finished."""

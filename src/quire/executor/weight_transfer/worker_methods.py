@@ -84,3 +84,35 @@ class WeightMethods:
         return self.rank // self.tp_size
 
     tp_size: int
+
+
+class WorkerViews:
+    """Views of the engine's plan on a worker, for methods of `worker_extension_cls`."""
+
+    model_runner: Any
+    rank: int
+
+    @property
+    def vllm_config(self) -> Any:
+        """The engine's plan."""
+        return self.model_runner.vllm_config
+
+    @property
+    def model_config(self) -> Any:
+        """The plan's model."""
+        return self.vllm_config.model_config
+
+    @property
+    def parallel_config(self) -> Any:
+        """The plan's number and place of cores and workers."""
+        return self.vllm_config.parallel_config
+
+    @property
+    def load_config(self) -> Any:
+        """The plan's source of the weights."""
+        return self.vllm_config.load_config
+
+    @property
+    def is_driver_worker(self) -> bool:
+        """Whether this is the first worker of its core."""
+        return self.rank == 0
