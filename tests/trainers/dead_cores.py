@@ -34,12 +34,13 @@ def engine_of(folder: Path, **wishes: Any) -> AsyncLLM:
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             str(folder), skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22,
-            max_model_len=64, dtype="float32", weight_transfer_config={"backend": "ipc"}, **wishes,
+            max_model_len=64, dtype="float32",
+            **{"weight_transfer_config": {"backend": "ipc"}} | wishes,
         )
     )  # fmt: skip
 
 
-def steps_of(engine: AsyncLLM, folder: Path) -> list[tuple[str, Step]]:
+def steps_of(engine: AsyncLLM, folder: Path, version: str = "new") -> list[tuple[str, Step]]:
     """The calls of an update, by their names."""
     pairs = list(Source(folder))
     metas = [TensorMeta(n, t.dtype, tuple(t.shape)) for n, t in pairs]
@@ -54,7 +55,7 @@ def steps_of(engine: AsyncLLM, folder: Path) -> list[tuple[str, Step]]:
         ("start", engine.start_weight_update),
         ("update", lambda: engine.update_weights({"update_info": info})),
         ("prepare", engine._prepare_weight_update),
-        ("commit", lambda: engine._commit_weight_update("new")),
+        ("commit", lambda: engine._commit_weight_update(version)),
     ]
 
 
@@ -76,30 +77,31 @@ async def asked(engine: AsyncLLM, **fields: Any) -> str:
     return " | ".join(sorted({each[:90] for each in found}))
 
 
-async def state(engine: AsyncLLM, known: dict[str, dict[str, str]]) -> str:
+async def state(engine: AsyncLLM, known: dict[str, dict[str, str]], **fields: Any) -> str:
     sums = await engine.compute_weight_checksums()
     names = []
     for core in sorted({name.split(":")[0] for name in sums}):
         mine = {n.split(":", 1)[1]: d for n, d in sums.items() if n.startswith(core + ":")}
         name = next((name for name, theirs in known.items() if theirs == mine), "a mixture")
         names.append(f"{core} {name}")
-    return f"{await asked(engine)}; weights: {', '.join(names)}"
+    return f"{await asked(engine, **fields)}; weights: {', '.join(names)}"
 
 
-async def whole_update(engine: AsyncLLM, folder: Path) -> str:
+async def whole_update(engine: AsyncLLM, folder: Path, version: str = "new") -> None:
     await engine.init_weight_transfer_engine({"init_info": {}})
-    for _, step in steps_of(engine, folder):
+    for _, step in steps_of(engine, folder, version):
         await step()
-    return "new"
 
 
-async def core_dies(folders: list[Path], known: Any, after: str) -> bool:
-    """One of two cores is killed after a call of the update; the trainer goes on."""
-    engine = engine_of(folders[0], data_parallel_size=2)
-    said = ""
+async def core_dies(folders: list[Path], known: Any, after: str, has_adapter: bool) -> bool:
+    """One of two cores is killed after a call of the update; the trainer goes on. has_adapter: the
+    requests have one.
+    """
+    engine = engine_of(folders[0], data_parallel_size=2, enable_lora=has_adapter)
+    said, fields = "", adapted(folders[0]) if has_adapter else {}
     try:
         await engine.init_weight_transfer_engine({"init_info": {}})
-        await asked(engine)
+        await asked(engine, **fields)
         for name, step in steps_of(engine, folders[1]):
             try:
                 await step()
@@ -109,39 +111,79 @@ async def core_dies(folders: list[Path], known: Any, after: str) -> bool:
                 break
             if name == after:
                 os.kill(engine.front_end.client.core_status(1).pid, signal.SIGKILL)
-        found = await state(engine, known)
+        found = await state(engine, known, **fields)
         await whole_update(engine, folders[1])
-        last = await state(engine, known)
+        last = await state(engine, known, **fields)
     finally:
         engine.shutdown()
-    print(f"core dies after {after}: {said[:120]!r}; {found}; then {last}", flush=True)
+    what = "core with an adapter" if has_adapter else "core"
+    print(f"{what} dies after {after}: {said[:120]!r}; {found}; then {last}", flush=True)
     whole = found.startswith("answers (None);") and "new" not in found
     return (whole or "answers (" not in found) and last.endswith("weights: dp0 new, dp1 new")
 
 
+def adapted(folder: Path) -> dict[str, Any]:
+    """What a request with an adapter has besides."""
+    adapter = make_adapter(Path(tempfile.mkdtemp()) / "adapter", folder, 3)
+    return {"lora_request": LoRARequest("a", 1, str(adapter))}
+
+
+async def bits(engine: AsyncLLM, **fields: Any) -> tuple[Any, Any, int]:
+    """Tokens and log-probabilities, and how many of its prompt's were found in blocks."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
+    prompt = {"prompt_token_ids": [1 + i % 7 for i in range(40)]}
+    stream = engine.generate(prompt, params, os.urandom(8).hex(), **fields)
+    output = [output async for output in stream][-1]
+    completion = output.outputs[0]
+    return completion.token_ids, completion.logprobs, output.num_cached_tokens
+
+
 async def adapter_loads(folders: list[Path], known: Any) -> bool:
     """Requests whose adapter is being read when the update starts."""
-    adapter = make_adapter(Path(tempfile.mkdtemp()) / "adapter", folders[0], 3)
-    request = LoRARequest("a", 1, str(adapter))
-    found = []
+    fields, found = adapted(folders[0]), []
     for folder, update in ((folders[0], True), (folders[1], False)):
         engine = engine_of(folder, enable_lora=True)
         try:
             await engine.init_weight_transfer_engine({"init_info": {}})
-            asking = asyncio.create_task(asked(engine, lora_request=request))
+            asking = asyncio.create_task(asked(engine, **fields))
             await asyncio.sleep(0)
             if update:
                 await whole_update(engine, folders[1])
             await asking
-            params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
-            prompt = {"prompt_token_ids": [1, 2, 3]}
-            stream = engine.generate(prompt, params, "last", lora_request=request)
-            completion = [output async for output in stream][-1].outputs[0]
-            found.append((completion.token_ids, completion.logprobs))
+            found.append((await bits(engine, **fields))[:2])
         finally:
             engine.shutdown()
     print(f"adapter loads: same bits as a start with both: {found[0] == found[1]}", flush=True)
     return found[0] == found[1]
+
+
+async def adapter_outlives(folders: list[Path], known: Any) -> bool:
+    """An update meets an adapter whose requests have left blocks, and then the core dies."""
+    fields = adapted(folders[0])
+    engine = engine_of(folders[1], enable_lora=True)
+    right = (await bits(engine, **fields))[:2]
+    engine.shutdown()
+    transfer = {"backend": "ipc", "snapshots": True}
+    engine = engine_of(folders[0], enable_lora=True, weight_transfer_config=transfer)
+    try:
+        blocks = [(await bits(engine, **fields))[2] for _ in range(2)]
+        await whole_update(engine, folders[1])
+        found = [await bits(engine, **fields) for _ in range(2)]
+        await engine.collective_rpc("settle_snapshot")
+        os.kill(engine.front_end.client.core_status(0).pid, signal.SIGKILL)
+        found.append(await bits(engine, **fields))
+        last = await state(engine, known, **fields)
+    finally:
+        engine.shutdown()
+    blocks += [cached for *_, cached in found]
+    is_right = all(each[:2] == right for each in found)
+    print(
+        f"adapter, update, death: same bits as a start with both: {is_right}; cached tokens of "
+        f"five requests: {blocks}; {last}",
+        flush=True,
+    )
+    are_own = [bool(cached) for cached in blocks] == [False, True, False, True, False]
+    return is_right and are_own and "'new'" in last and last.endswith("weights: dp0 new")
 
 
 async def sleeps(folders: list[Path], known: Any) -> bool:
@@ -175,8 +217,10 @@ async def main() -> int:
         sums = await engine.compute_weight_checksums()
         known[name] = {n.split(":", 1)[1]: d for n, d in sums.items()}
         engine.shutdown()
-    results = [await core_dies(folders, known, after) for after in ("start", "update", "prepare")]
-    results += [await sleeps(folders, known), await adapter_loads(folders, known)]
+    moments = ("start", "update", "prepare")
+    results = [await core_dies(folders, known, after, False) for after in moments]
+    results.append(await core_dies(folders, known, "update", True))
+    results += [await scene(folders, known) for scene in (sleeps, adapter_loads, adapter_outlives)]
     print("failed:", results.count(False))
     return int(not all(results))
 

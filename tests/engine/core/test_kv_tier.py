@@ -12,6 +12,7 @@ from quire.engine.control_verbs import perform
 from quire.engine.core.builder import core_over, worker_config
 from quire.engine.core.features.kv_tier import SharedIndex
 from quire.executor.uniproc import open_uniproc
+from quire.testing import make_checkpoint
 from tests.engine.core.kv_tier_scene import (
     BLOCK,
     BLOCKS,
@@ -28,6 +29,7 @@ from tests.engine.core.kv_tier_scene import (
     prompts,
     tier_of,
 )
+from tests.executor.weight_transfer.test_updates import tensors_of, update
 
 SLIDING = {"num_hidden_layers": 2, "sliding_window": 11}
 HYBRID = {
@@ -272,6 +274,20 @@ def test_a_reset_of_the_connector_forgets_all(folders):
     hits = ask.external_hits
     assert [ask(ids) for ids in prompts()] == expected and ask.external_hits == hits
     check_restored(ask, prompts(), expected)
+
+
+def test_nothing_of_before_an_update_is_found_after_it(folders, tmp_path):
+    other = make_checkpoint(tmp_path / "other", {"num_hidden_layers": 2}, "llama", 7)
+    config = {"backend": "ipc"}
+    ask = Ask(open_core(folders("float32"), weight_transfer_config=config))
+    ask.core.init_weight_transfer_engine({})
+    expected = [ask(ids) for ids in prompts()]
+    right = alone(other, prompts())
+    for folder, answers in ((other, right), (folders("float32"), expected)):
+        update(ask.core, tensors_of(folder).items())
+        hits = ask.external_hits
+        assert [ask(ids) for ids in prompts()] == answers and ask.external_hits == hits
+        check_restored(ask, prompts(), answers)
 
 
 @pytest.mark.parametrize("change", ["a function", "reload_weights"])
