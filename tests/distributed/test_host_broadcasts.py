@@ -85,6 +85,26 @@ def test_bytes_arrive_however_they_are_cut(are_alike):
     sender.close()
 
 
+def test_many_small_pieces_leave_room_for_the_next(monkeypatch):
+    """In a ring that is never full."""
+    monkeypatch.setattr(host_broadcasts, "_RING_BYTES", 1 << 20)
+    sender, *receivers = opened(3)
+    count, found = 2000, torch.empty(1, dtype=torch.uint8)
+
+    def send():
+        for i in range(count):
+            sender.send(torch.full((1,), i % 256, dtype=torch.uint8))
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        for i in range(count):
+            for receiver in receivers:
+                receiver.receive(found)
+                assert int(found) == i % 256
+        sending.result()
+    sender.close()
+
+
 def test_whoever_is_left_learns_it_at_once():
     sender, first, second = opened(3, timeout_s=60.0)
     sender.send(torch.ones(100, dtype=torch.uint8))

@@ -32,7 +32,8 @@ _PIECE_BYTES = 1 << 20
 _ROWS = 32
 """Rows that a provider packs together: a piece has a multiple of these, where as many fit in."""
 _ALIGNED = 64
-_PLACE = struct.Struct("<QQ")
+_PLACE = struct.Struct("<QQ?")
+"""The beginning and the size of a piece, and whether it is the last one of what is sent at once."""
 _READ = b"\1"
 
 
@@ -49,6 +50,9 @@ class HostSender:
         self._pieces: deque[tuple[int, int]] = deque()
         """Beginnings and ends of those that are not known to be read by all."""
         self._next = 0
+        self._replies = select.poll()
+        for link in links:
+            self._replies.register(link, select.POLLIN)
         self._close = finalize(self, _close_all, links)
 
     def send(self, data: Tensor, row_bytes: int = 1) -> None:
@@ -62,10 +66,11 @@ class HostSender:
             np.copyto(self._bytes[at : at + len(piece)], piece)
             with _others_live():
                 for link in self._links:
-                    link.sendall(_PLACE.pack(at, len(piece)))
+                    link.sendall(_PLACE.pack(at, len(piece), start + step >= len(values)))
 
     def _find_room(self, nbytes: int) -> int:
         """The place for a piece, once nobody reads there."""
+        self._note_read()
         if self._next + nbytes > _RING_BYTES:
             self._next = 0
         at, end = self._next, self._next + nbytes
@@ -74,6 +79,19 @@ class HostSender:
         self._pieces.append((at, end))
         self._next = -(-end // _ALIGNED) * _ALIGNED
         return at
+
+    def _note_read(self) -> None:
+        """Take note of what was read meanwhile. Receivers of many small pieces would wait for room
+        in their sockets, long before there is none in the ring.
+        """
+        ready = {fd for fd, _ in self._replies.poll(0)}
+        with _others_live():
+            for i, link in enumerate(self._links):
+                if link.fileno() in ready:
+                    self._num_read[i] += len(_some(link, 4096))
+        while self._pieces and all(self._num_read):
+            self._num_read = [count - 1 for count in self._num_read]
+            self._pieces.popleft()
 
     def _await_oldest(self) -> None:
         with _others_live():
@@ -98,6 +116,8 @@ class HostReceiver:
         self._link = link
         self._at = self._left = 0
         """Place and size of what is left of the piece that came last."""
+        self._is_last = True
+        """Whether that piece ends what was sent at once."""
         self._num_read = self._bytes_read = 0
         """Pieces that the sender has not been told of, and their bytes."""
         self._close = finalize(self, _close_all, [link])
@@ -121,6 +141,15 @@ class HostReceiver:
             size = here * row_bytes
             yield self._bytes[self._at : self._at + size].view(here, row_bytes)
             self._advance(size)
+
+    def check_end(self) -> None:
+        """Leave, and raise WeightUpdateError, where what was sent at once does not end here."""
+        if self._left or not self._is_last:
+            self.close()
+            raise WeightUpdateError(
+                "The trainer has sent tensors of other sizes, or in another order, than it has "
+                "announced: they are out of step. Make another group."
+            )
 
     def receive(self, data: Tensor) -> None:
         """Copy what comes next into bytes [n]."""
@@ -157,7 +186,7 @@ class HostReceiver:
         with _others_live():
             while len(message) < _PLACE.size:
                 message += _some(self._link, _PLACE.size - len(message))
-        self._at, self._left = _PLACE.unpack(message)
+        self._at, self._left, self._is_last = _PLACE.unpack(message)
 
     def close(self) -> None:
         """Leave. A call of another thread ends."""

@@ -194,6 +194,7 @@ class PyNcclCommunicator:
                 self._host.send(data, len(data) // len(tensor) if tensor.dim() > 1 else 1)
             else:
                 self._host.receive(data)
+                self._host.check_end()
             return BroadcastWork(None)
         data = _flat_bytes(tensor)
         return BroadcastWork(_with_others(lambda: self._open.broadcast(data, src)))

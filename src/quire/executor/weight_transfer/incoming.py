@@ -140,16 +140,24 @@ class IncomingTensors:
         """The tensors, large ones as their rows where the trainer has written them, who meanwhile
         writes the next.
         """
-        for meta in (meta for window in self._windows for meta in window.metas):
-            if len(meta.shape) != 2 or meta.nbytes < LEAST_BY_ROWS:
-                room = self._rooms.fresh(meta.nbytes)
-                lender.receive(room)
-                yield from views_of(room, [meta])
-                continue
-            count, width = meta.shape
-            rows = _typed(lender.rows(count, width * meta.dtype.itemsize), meta.dtype)
-            yield meta.name, RowStack((count, width), meta.dtype, rows.__iter__)
-            deque(rows, maxlen=0)  # those that nobody has read
+        for message in (message for window in self._windows for message in window.messages):
+            for meta in message:
+                yield from self._lent(lender, meta)
+            # a sender may send each of its tensors by itself
+            lender.check_end()
+
+    def _lent(
+        self, lender: HostReceiver, meta: TensorMeta
+    ) -> Iterator[tuple[str, Tensor | RowStack]]:
+        if len(meta.shape) != 2 or meta.nbytes < LEAST_BY_ROWS:
+            room = self._rooms.fresh(meta.nbytes)
+            lender.receive(room)
+            yield from views_of(room, [meta])
+            return
+        count, width = meta.shape
+        rows = _typed(lender.rows(count, width * meta.dtype.itemsize), meta.dtype)
+        yield meta.name, RowStack((count, width), meta.dtype, rows.__iter__)
+        deque(rows, maxlen=0)  # those that nobody has read
 
     def _begin(self, place: int) -> _Reception:
         window = self._windows[place]
