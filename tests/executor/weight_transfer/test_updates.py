@@ -242,6 +242,12 @@ def test_a_trainer_that_leaves_the_group_ends_the_update(folders):
     core.shutdown()
 
 
+@pytest.mark.parametrize("size", [1 << 45, 1 << 62])
+def test_sizes_that_nobody_has_memory_for_end_the_update(size):
+    with pytest.raises(WeightUpdateError, match="no memory"):
+        incoming.Rooms(torch.device("cpu")).take(0, size)
+
+
 def test_whole_weights_that_are_not_sent_stay(core, folders, caplog):
     new = tensors_of(folders[1])
     chosen = [(n, t) for n, t in new.items() if "layers.1.self_attn.o_proj" in n]

@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.distributed.host_broadcasts import HostReceiver
 from quire.distributed.named_tensors import TensorMeta, chunks_of, layer_runs, views_of
 from quire.distributed.trainer_group import BroadcastWork, PyNcclCommunicator
+from quire.errors import WeightUpdateError
 from quire.ops.formats.row_stack import RowStack
 
 LEAST_BY_ROWS = 256 << 10
@@ -77,11 +78,15 @@ class Rooms:
         return kept[:nbytes]
 
     def fresh(self, nbytes: int) -> Tensor:
-        """Memory that was not used before."""
+        """Memory that was not used before. Raises WeightUpdateError where there is none."""
         if self._device.type != "cpu" or not nbytes:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         # the C library keeps what is smaller than 32 MiB
-        pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            text = f"There is no memory for {nbytes} bytes, which the shapes of the update say"
+            raise WeightUpdateError(f"{text}: {error}") from error
         _ask_for_huge_pages(pages)
         return torch.frombuffer(pages, dtype=torch.uint8)
 
