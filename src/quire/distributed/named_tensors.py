@@ -44,6 +44,9 @@ def metas_of(
     """The tensors that three lists describe. Raises InvalidParameter for lists that are not equally
     long, and for what is not a type or a shape.
     """
+    for what, given in (("names", names), ("dtype_names", dtype_names), ("shapes", shapes)):
+        if not isinstance(given, list | tuple):
+            raise InvalidParameter(what, given, "a list")
     if not len(names) == len(dtype_names) == len(shapes):
         counts = f"{len(names)}, {len(dtype_names)} and {len(shapes)}"
         raise InvalidParameter("update_info", counts, "as many names as dtype_names and shapes")
@@ -117,6 +120,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _shape(given: Sequence[int]) -> tuple[int, ...]:
-    if any(not isinstance(n, int) or n < 0 for n in given):
-        raise InvalidParameter("shapes", list(given), "lists of numbers that are not negative")
+    is_list = isinstance(given, list | tuple)
+    if not is_list or any(type(n) is not int or n < 0 for n in given):
+        raise InvalidParameter("shapes", given, "lists of numbers that are not negative")
     return tuple(given)

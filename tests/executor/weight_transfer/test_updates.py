@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed import ReduceOp
 
-from quire.distributed.named_tensors import bytes_of
+from quire.distributed.named_tensors import bytes_of, metas_of
 from quire.distributed.shared_buffer import SharedBuffer
 from quire.distributed.trainer_group import PyNcclCommunicator, StatelessProcessGroup
 from quire.engine.client.control_state import ControlState
@@ -240,6 +240,12 @@ def test_a_trainer_that_leaves_the_group_ends_the_update(folders):
     assert core.refusal is None
     assert same_bits(serve(core), right)
     core.shutdown()
+
+
+@pytest.mark.parametrize("shapes", [[[True]], [[1.5]], [[-1]], [None], [["3"]], ["3"], "3", None])
+def test_shapes_that_are_none_are_refused(shapes):
+    with pytest.raises(InvalidParameter, match="shapes"):
+        metas_of(["a"], ["float32"], shapes)
 
 
 @pytest.mark.parametrize("size", [1 << 45, 1 << 62])
