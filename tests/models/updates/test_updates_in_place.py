@@ -16,6 +16,7 @@ from quire.models.formats import read_storage
 from quire.models.loading.model_parts import tensors_within
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
+from quire.models.updates import row_targets
 from quire.models.updates.plan import UpdatePlan
 from quire.models.updates.update import WeightUpdate
 from quire.models.updates.values import Fingerprint
@@ -140,8 +141,9 @@ ROUNDED = [UNQUANTIZED, RECIPES["int8"], RECIPES["int4"]]
     + [pytest.param(each.values[0], marks=pytest.mark.full) for each in cases()],
 )
 def test_native_weights_are_written_by_rows_or_packed_into_those_of_before(
-    checkpoints, name, recipe
+    checkpoints, name, recipe, monkeypatch
 ):
+    monkeypatch.setattr(row_targets, "_CACHED_BYTES", 300)
     made = checkpoints[name]
     try:
         ops, writer, right, model = native_models(made, recipe)
