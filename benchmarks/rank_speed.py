@@ -1,9 +1,12 @@
 """What does a model gain or lose that ranks share, beside one worker with as many threads?
 
-The time of a decoding step of one and of several requests, and of a prompt, each the median of
-rounds in turns: one worker with all threads, then `-tp` ranks that have a share of them each. Of
-the ranks' time also the parts that one worker does not have: how long a rank waits for the others
-and how often it sleeps meanwhile, and the processor's time of the core.
+All engines live at the same time, and those that have no turn sleep. Turns are short (a prompt, or
+a few dozen decoding steps of one or of several requests) and come in rounds, there and back again,
+so that whatever else the machine does falls on all: the figure is the median of the rounds'
+ratios, with its quartiles. What else runs costs ranks more than threads, which take over the work
+of one that has lost its core: `undisturbed` compares the lower quartiles of a turn's steps. Of the
+ranks' time also the parts that one worker does not have: how long a rank waits for the others and
+how often it sleeps meanwhile, and the processor's time of the core.
 
     PYTHONPATH=src python -m benchmarks.rank_speed --shape 0.6b
 """
@@ -15,9 +18,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, quantiles
 
 from quire import LLM, SamplingParams
 from quire.bench.report import add_output_flag, conclude
@@ -26,45 +31,34 @@ from quire.testing.checkpoints import make_checkpoint
 AIM = 0.95
 """Share of the better speed that ranks are to reach."""
 
-
-def decode_step_s(llm: LLM, rows: int, steps: int) -> float:
-    """Seconds of a step in which so many requests decode, without the prompts' step."""
-
-    def seconds(num_tokens: int) -> float:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
-        )
-        prompts = [{"prompt_token_ids": [7 + row] * 16} for row in range(rows)]
-        began = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - began
-
-    short = seconds(1)
-    return (seconds(1 + steps) - short) / steps
+ONE, RANKS, AHEAD = "one", "ranks", "ahead"
+"""One worker; ranks; ranks that get the next step while they compute one (async_scheduling)."""
 
 
-def prompt_s(llm: LLM, num_tokens: int, salt: int) -> float:
+def decode_steps_s(llm: LLM, rows: int, steps: int) -> list[float]:
+    """Seconds of each step in which so many requests decode, without their prompts' step."""
+    engine = llm.llm_engine
+    # the first ids come with the prompts, and nothing runs while the last ones are read
+    params = SamplingParams(
+        temperature=0.0, max_tokens=steps + 2, ignore_eos=True, detokenize=False
+    )
+    for row in range(rows):
+        engine.add_request(str(row), {"prompt_token_ids": [7 + row] * 16}, params)
+    read_at = []
+    while engine.has_unfinished_requests():
+        if len(engine.step()) == rows:
+            read_at.append(time.perf_counter())
+    assert len(read_at) == steps + 2, "all requests decode together"
+    return [b - a for a, b in pairwise(read_at[:-1])]
+
+
+def prompt_s(llm: LLM, num_tokens: int, salt: int) -> list[float]:
     """Seconds to the one token after a prompt of so many."""
     ids = [7 + (place * 31 + salt) % 900 for place in range(num_tokens)]
     params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
     began = time.perf_counter()
     llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
-    return time.perf_counter() - began
-
-
-def measure(llm: LLM, args: argparse.Namespace, salt: int) -> dict[str, float]:
-    """One round, in milliseconds."""
-    found = {}
-    for rows in args.rows:
-        # two prompts' steps are with them
-        lost = Losses(llm, args.steps + 2, f"decode_{rows}")
-        found[f"decode_{rows}_ms"] = 1e3 * decode_step_s(llm, rows, args.steps)
-        found |= lost.figures()
-    for tokens in args.prompts:
-        lost = Losses(llm, 1, f"prompt_{tokens}")
-        found[f"prompt_{tokens}_ms"] = 1e3 * prompt_s(llm, tokens, salt)
-        found |= lost.figures()
-    return found
+    return [time.perf_counter() - began]
 
 
 class Losses:
@@ -95,20 +89,57 @@ class Losses:
         }
 
 
-def opened(folder: Path, ranks: int, args: argparse.Namespace) -> LLM:
-    """An engine with so many ranks, warm."""
-    llm = LLM(
+Turn = Callable[[LLM, int], list[float]]
+"""Seconds of the steps of a turn, given the number of the round."""
+
+
+def in_turns(
+    name: str, engines: Mapping[str, LLM], turn: Turn, num_steps: int, num_rounds: int
+) -> dict[str, float | str]:
+    """The figures of so many rounds, in each of which every engine has a turn."""
+    for llm in engines.values():
+        turn(llm, 0)
+    turns: dict[str, list[list[float]]] = {key: [] for key in engines}
+    losses: dict[str, list[dict[str, float]]] = {key: [] for key in engines}
+    for number in range(1, 1 + num_rounds):
+        for key in sorted(engines, reverse=number % 2 == 0):
+            lost = Losses(engines[key], num_steps, f"{key}_{name}")
+            turns[key].append(turn(engines[key], number))
+            losses[key].append(lost.figures())
+    figures: dict[str, float | str] = {}
+    for key in engines:
+        figures[f"{key}_{name}_ms"] = round(1e3 * median(map(mean, turns[key])), 2)
+        for kind, of in ("", mean), ("_undisturbed", _quiet):
+            if key == ONE or (kind and len(turns[key][0]) == 1):
+                continue
+            pairs = zip(map(of, turns[ONE]), map(of, turns[key]), strict=True)
+            low, middle, high = quantiles([a / b for a, b in pairs], n=4, method="inclusive")
+            ratio = f"{key}_{name}_ratio{kind}"
+            figures |= {ratio: round(middle, 3), f"{ratio}_quartiles": f"{low:.3f} to {high:.3f}"}
+        for what in losses[key][0]:
+            figures[what] = round(median(each[what] for each in losses[key]), 2)
+    return figures
+
+
+def _quiet(seconds: Sequence[float]) -> float:
+    """The lower quartile of a turn's steps."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def opened(folder: Path, key: str, args: argparse.Namespace) -> LLM:
+    """One of the engines that have turns."""
+    ranks = 1 if key == ONE else args.ranks
+    return LLM(
         str(folder),
         skip_tokenizer_init=True,
         dtype=args.dtype,
         tensor_parallel_size=ranks,
-        max_model_len=max(args.prompts) + 64,
-        max_num_seqs=max(args.rows),
+        max_model_len=max([*args.prompts, args.steps + 32]) + 64,
+        max_num_seqs=max([*args.rows, 1]),
         kv_cache_memory_bytes=args.kv_bytes // ranks,
         enable_prefix_caching=False,
+        async_scheduling=True if key == AHEAD else None,
     )
-    measure(llm, args, 0)
-    return llm
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,30 +150,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", default="0.6b")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--prompts", type=int, nargs="+", default=[512])
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 8])
+    parser.add_argument("--prompts", type=int, nargs="*", default=[512])
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--engines", nargs="+", default=[RANKS, AHEAD], choices=[RANKS, AHEAD])
     parser.add_argument("--kv-bytes", type=int, default=256 << 20)
     add_output_flag(parser)
     args = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as name:
+    turns: dict[str, tuple[Turn, int]] = {}
+    for rows in args.rows:
+        turns[f"decode_{rows}"] = (
+            lambda llm, number, rows=rows: decode_steps_s(llm, rows, args.steps),
+            args.steps + 2,
+        )
+    for tokens in args.prompts:
+        turns[f"prompt_{tokens}"] = lambda llm, number, n=tokens: prompt_s(llm, n, number), 1
+    figures: dict[str, float | str | None] = {
+        "cpus": os.cpu_count(), "shape": args.shape, "ranks": args.ranks, "rounds": args.rounds,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = make_checkpoint(Path(name) / "model", args.shape)
-        engines = {ranks: opened(folder, ranks, args) for ranks in (1, args.ranks)}
-        rounds: dict[int, list[dict[str, float]]] = {ranks: [] for ranks in engines}
-        for salt in range(1, 1 + args.rounds):
-            for ranks, llm in engines.items():
-                rounds[ranks].append(measure(llm, args, salt))
-    figures = {"cpus": os.cpu_count(), "shape": args.shape, "ranks": args.ranks}
-    missed = []
-    for key in (key for key in rounds[args.ranks][0] if key not in rounds[1][0]):
-        figures[f"ranks_{key}"] = round(median(each[key] for each in rounds[args.ranks]), 2)
-    for key in rounds[1][0]:
-        one, many = (median(each[key] for each in rounds[ranks]) for ranks in engines)
-        figures |= {key: round(one, 1), f"ranks_{key}": round(many, 1)}
-        figures[f"ratio_{key.removesuffix('_ms')}"] = round(one / many, 3)
-        if one / many < AIM:
-            missed.append(f"{key}: {one / many:.2f} of one worker's speed")
+        engines = {
+            key: stack.enter_context(opened(folder, key, args)) for key in (ONE, *args.engines)
+        }
+        for kind, (turn, num_steps) in turns.items():
+            figures |= in_turns(kind, engines, turn, num_steps, args.rounds)
+    missed = [
+        f"{key}: {found}"
+        for key, found in figures.items()
+        if key.endswith("_ratio") and isinstance(found, float) and found < AIM
+    ]
     return conclude(figures, missed, args.output_json)
 
 
