@@ -31,7 +31,7 @@ CROWDS: dict[str, tuple[int, int, int]] = {
     "decode 4": (4, 4, 33),
     "decode 8": (8, 4, 33),
     "decode 16": (16, 4, 33),
-    "prompts 1": (1, 512, 1),
+    "prompt 1": (1, 1000, 1),
     "prompts 8": (8, 512, 1),
     "both 8": (8, 128, 17),
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from quire.runner.rows import Rows
+
 
 class RankExtension:
     """Added to each worker by `worker_extension_cls`."""
@@ -23,9 +25,16 @@ class RankExtension:
         if self.rank == rank:
             raise ValueError(f"rank {rank} does not want to")
 
-    def fail_with(self, rank, token):
-        """Have the model of a rank fail in steps with a row that begins with the token twice (None:
-        no more).
+    def forget_failed_steps(self, forgets=True):
+        """Have rows stay where steps have left them that have failed elsewhere: a planted bug."""
+        if forgets:
+            self._retreat, Rows.retreat = Rows.retreat, lambda *given: None
+        else:
+            Rows.retreat = self._retreat
+
+    def fail_with(self, rank, token, first=0):
+        """Have the model of a rank fail in steps with a row that begins with the token twice and
+        has computed `first` tokens (None: no more).
         """
         if self.rank != rank:
             return
@@ -34,7 +43,8 @@ class RankExtension:
         def failing(batch, **given):
             ids = runner.rows.token_ids
             for row in sorted(self._planned):
-                if ids[row, : int(runner.rows.num_tokens[row])].tolist()[:2] == [token, token]:
+                begin = ids[row, : int(runner.rows.num_tokens[row])].tolist()[:2]
+                if begin == [token, token] and runner.rows.num_computed[row] >= first:
                     raise RuntimeError(f"token {token} in row {row}")
             return forward(batch, **given)
 

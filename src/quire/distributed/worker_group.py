@@ -52,7 +52,7 @@ class WorkerGroup(Protocol):
         ...
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """The tensor of rank 0, on every worker; it is not to be changed."""
+        """The tensor of rank 0, on every worker, once all have come; it is not to be changed."""
         ...
 
 

@@ -133,6 +133,11 @@ class Rows:
         self.state_index[rows] += 1
         self.state_index[sampled] += gained - 1
 
+    def retreat(self, rows: np.ndarray, counts: np.ndarray) -> None:
+        """Undo `advance` of rows that have not sampled: the step has failed elsewhere."""
+        self.num_computed[rows] -= counts
+        self.state_index[rows] -= 1
+
     def advance_verified(
         self, rows: np.ndarray, counts: np.ndarray, sampled: np.ndarray, drafts: np.ndarray,
         accepted: np.ndarray,

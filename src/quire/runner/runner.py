@@ -107,10 +107,26 @@ class Step:
         """Advance the rows that do not sample; the others advance with the tokens of the worker
         that samples, which come with a later launch. Does not raise.
         """
+        self.advance_others()
+        self.await_tokens()
+
+    def advance_others(self) -> None:
+        """Advance the rows that do not sample. Does not raise."""
+        self._runner.rows.advance(*self._others(), self._inputs.sampled[:0])
+
+    def retreat_others(self) -> None:
+        """Undo `advance_others`, before any change of these rows. Does not raise."""
+        self._runner.rows.retreat(*self._others())
+
+    def await_tokens(self) -> None:
+        """Have the rows that sample advance with the tokens that come with a later launch."""
+        self._runner.await_tokens(self)
+
+    def _others(self) -> tuple[Array, Array]:
+        """The rows that do not sample, and how many tokens each has computed."""
         inputs = self._inputs
         others = ~np.isin(inputs.rows, inputs.sampled)
-        self._runner.rows.advance(inputs.rows[others], inputs.counts[others], inputs.sampled[:0])
-        self._runner.await_tokens(self)
+        return inputs.rows[others], inputs.counts[others]
 
     def new_tokens(self) -> NewTokens | None:
         """Return what the sampled rows got, right after `result` for the first time."""
@@ -183,7 +199,7 @@ class NoTokens:
     def advance(self) -> None:
         """Do nothing: the rows do not advance."""
 
-    advance_unsampled = advance
+    advance_unsampled = advance_others = retreat_others = await_tokens = advance
 
     def new_tokens(self) -> NewTokens | None:
         """Return None: no row has sampled."""

@@ -223,6 +223,7 @@ class Scheduler:
         # the next victim
         if not step.has_preempted:
             self._admit(step, now)
+            self._run_ahead(step)
         return self._launch(step)
 
     def update(self, result: StepResult, now: float = 0.0) -> SchedulerOutput:
@@ -313,18 +314,13 @@ class Scheduler:
         for request in sorted(self.chunked, key=self.policy):
             if request.state is not State.RUNNING:
                 continue  # preempted for an earlier one
-            # stages would wait for each other's chunks of one prompt: they get those of several
+            # stages would wait for each other's chunks of one prompt: first come those of others
             if self.config.micro_batches > 1 and self._is_in_flight(request):
                 continue
-            missing = request.num_tokens - request.num_computed_tokens
-            computed = request.num_computed_tokens
-            count = self._life.tokens.offer(request, missing) if missing > 0 else 0
-            if self.encoders is not None:
-                count = self.encoders.reach(request, computed, count)
+            count, drafts = self._next_chunk(request)
             if count == 0:
                 continue
-            # drafts follow the newest token: a chunk that does not reach it has nothing to verify
-            drafts = self._num_drafts(request, count) if count == missing else 0
+            computed = request.num_computed_tokens
             least = count if request.is_whole else request.least_chunk(computed)
             self.memory.release_unread(request, computed)
             fitting = self._grow(step, request, count + drafts, least)
@@ -334,6 +330,43 @@ class Scheduler:
                 break
             end = request.end_of_chunk(computed, computed + min(count, fitting))
             self._plan_chunk(step, request, end - computed, max(0, fitting - count))
+
+    def _run_ahead(self, step: InFlightStep) -> None:
+        """Have chunks of prompts follow those in flight into the stages that nobody else needs."""
+        # a recurrent state that the next chunk writes over is one that the chunk before may be run
+        # again from
+        if self.config.micro_batches == 1 or self.memory.states is not None:
+            return
+        for request in sorted(self.chunked, key=self.policy):
+            if request.handle in step.chunks or not self._is_in_flight(request):
+                continue
+            count, _ = self._next_chunk(request)
+            if count == 0:
+                continue
+            computed = request.num_computed_tokens
+            # what the chunks in flight read is kept until they have succeeded
+            self.memory.release_unread(request, request.num_confirmed_tokens)
+            # no one gives blocks back for it: a request that is its own victim would lose what is
+            # in flight, again and again
+            grown = self.memory.grow(request, count, request.least_chunk(computed))
+            if grown is None:
+                continue
+            fitting, new_blocks = grown
+            if new_blocks:
+                step.new_blocks.setdefault(request.handle, []).extend(new_blocks)
+            end = request.end_of_chunk(computed, computed + fitting)
+            self._plan_chunk(step, request, end - computed)
+
+    def _next_chunk(self, request: Request) -> tuple[int, int]:
+        """The tokens that a running request outside the lane may compute, and the drafts that it
+        may verify after them.
+        """
+        missing = request.num_tokens - request.num_computed_tokens
+        count = self._life.tokens.offer(request, missing) if missing > 0 else 0
+        if self.encoders is not None:
+            count = self.encoders.reach(request, request.num_computed_tokens, count)
+        # drafts follow the newest token: a chunk that does not reach it has nothing to verify
+        return count, self._num_drafts(request, count) if 0 < count == missing else 0
 
     def _is_in_flight(self, request: Request) -> bool:
         """Whether the result of a step with this request is to come."""

@@ -34,7 +34,8 @@ class LateFailure(Exception):
 
 class EarlierFailure(Exception):
     """A plan has rows of a step whose results have not been read and are a LateFailure: it can be
-    launched once they are, without the rows that have failed.
+    launched once they are, without the rows that have failed. As the end of a launched step: it did
+    not run, because it follows such a step, and has changed nothing but rows, as its plan says.
     """
 
 

@@ -93,7 +93,7 @@ class FaultBoundary:
 
     def run_again(self, step: GuardedStep, plan: StepPlan, error: Exception) -> None:
         """Find the culprits of a part that has failed after later steps were launched: its changes
-        of rows have been made, and those steps have none of its rows.
+        of rows have been made, and those of these steps that have rows of it did not run.
         """
         plan = msgspec.structs.replace(plan, removed=[], added=[], new_blocks=[])
         if isinstance(error, EngineDeadError):
@@ -103,6 +103,14 @@ class FaultBoundary:
             self._run(step, without(plan, error.errors))
         else:
             self._attribute(step, plan, error)
+
+    def run_after_all(self, step: GuardedStep, plan: StepPlan) -> None:
+        """Run a part that did not run because it follows one that had failed, whose culprits are
+        known by now: its changes of rows have been made.
+        """
+        plan = msgspec.structs.replace(plan, removed=[], added=[], new_blocks=[])
+        self._leave_out(step, [row for row in _rows(plan) if row in self._failed])
+        self._run(step, without(plan, step.errors))
 
     def _start(self, step: GuardedStep, plan: StepPlan) -> None:
         launched = self._executor.launch(plan)
@@ -171,6 +179,9 @@ class GuardedStep:
             except LateFailure as failure:
                 assert self._boundary is not None, "a part that may fail late"
                 self._boundary.run_again(self, plan, failure.cause)
+            except EarlierFailure:
+                assert self._boundary is not None, "a part that may fail late"
+                self._boundary.run_after_all(self, plan)
         if found and found[0][0] is self.plan:
             return found[0][1]
         return _merged(self.plan, found, self.errors)
@@ -197,7 +208,7 @@ def _read(plan: StepPlan, launched: LaunchedStep) -> RunnerOutput:
     for _ in range(2):
         try:
             return launched.result()
-        except (EngineDeadError, LateFailure):
+        except (EngineDeadError, LateFailure, EarlierFailure):
             raise
         except Exception:
             logger.exception("failed to read the results of step %d", plan.step_id)

@@ -283,4 +283,4 @@ def open_ranks(
         nodes.close()
         raise
     kind = worker_class(parallel)
-    return MultiprocExecutor(ranks, kind)
+    return MultiprocExecutor(ranks, kind, has_drafts=config.num_drafts > 0)

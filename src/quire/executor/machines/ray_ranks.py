@@ -81,4 +81,5 @@ def open_ray(
         )
 
     ranks = RayRanks(group, start_process, config.plan, mesh)
-    return RayExecutor(ranks, worker_class(parallel))
+    kind = worker_class(parallel)
+    return RayExecutor(ranks, kind, has_drafts=config.num_drafts > 0)

@@ -59,7 +59,8 @@ class RankStart(ChildStart, kw_only=True):
 
 class Launch(msgspec.Struct, tag=True, frozen=True, gc=False):
     """Run a step, whose mask follows. `tokens`: those of earlier steps that the rank has not
-    drawn itself. `num_aborts`: after how many aborts of the exchanges.
+    drawn itself. `num_aborts`: after how many aborts of the exchanges. `follows`: it goes on where
+    a step leaves rows whose end is not known, and does not run if one before it has failed.
     """
 
     serial: int
@@ -67,6 +68,7 @@ class Launch(msgspec.Struct, tag=True, frozen=True, gc=False):
     plan: StepPlan
     tokens: list[NewTokens]
     num_aborts: int = 0
+    follows: bool = False
 
 
 class Sample(msgspec.Struct, tag=True, frozen=True, gc=False):

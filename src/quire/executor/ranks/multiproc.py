@@ -53,14 +53,18 @@ _SYNC = "check_health"
 class MultiprocExecutor:
     """The ranks of a model, which `processes` has started.
 
-    One thread calls it, but for `read_adapter`. Invariant: outside of a call no rank works on a
-    task that has not failed, but on a step that was launched and not sampled.
+    One thread calls it, but for `read_adapter`. Invariant: outside of a call ranks work on no task
+    but steps whose results have not been read.
     """
 
-    def __init__(self, processes: RankProcesses, kind: type[Worker]) -> None:
-        """Wait until all ranks are ready. `kind` is the class of workers. Raises the error of
-        one that cannot start.
+    def __init__(
+        self, processes: RankProcesses, kind: type[Worker], *, has_drafts: bool = True
+    ) -> None:
+        """Wait until all ranks are ready. `kind` is the class of workers. `has_drafts`: rows may
+        move by the results of a step. Raises the error of one that cannot start.
         """
+        self.knows_places = processes.mesh.pp == 1 and not has_drafts
+        """Whether every rank knows where any step leaves its rows once it has run it."""
         self._processes = processes
         self._kind = kind
         self.mesh: Mesh = processes.mesh
@@ -115,11 +119,12 @@ class MultiprocExecutor:
         self._drop_launched()
         step = RemoteStep(self, plan)
         # a step of the same rows goes on from where an earlier one leaves them, so the end of that
-        # one has to be known
-        while any(not step.rows.isdisjoint(other.rows) for other in self._flying):
+        # one has to be known, unless the ranks know it without its results
+        while any(step.has_to_wait_for(other) for other in self._flying):
             self._end_oldest()
-        if any(not step.rows.isdisjoint(other.rows) for other in self._fallen):
+        if any(step.comes_after(other) for other in self._fallen):
             raise EarlierFailure
+        step.follows = any(step.comes_after(other) for other in self._flying)
         self._send_launch(step)
         for new in plan.added:
             self._drafts.pop(new.row, None)
@@ -145,23 +150,15 @@ class MultiprocExecutor:
         return bool(answer.value) or self.mesh.pp > 1
 
     def sample(self, step: RemoteStep, mask: GrammarMask | None) -> None:
-        """Have a launched step sampled. With one stage this waits until it has ended on the rank
-        that samples, and raises the error of one that has failed; with several the reading of its
-        results does.
-        """
+        """Have a launched step sampled; the reading of its results says whether it has failed."""
         assert step is self._launched, "a step is sampled before the next one is launched"
         self._launched = None
         self._send_sample(step, mask)
         self._flying.append(step)
-        if self.mesh.pp == 1:
-            self._end_oldest()
-            self._fallen.clear()
-            if step.error is not None:
-                raise step.error
 
     def read(self, step: RemoteStep) -> RankAnswer:
         """Wait for the end of a step, and of those before it. Raises LateFailure for one that has
-        failed.
+        failed, EarlierFailure for one that follows one that has.
         """
         while step in self._flying:
             self._end_oldest()
@@ -169,6 +166,8 @@ class MultiprocExecutor:
             raise step.error
         if step.error is not None:
             self._fallen.discard(step)
+            if isinstance(step.error, EarlierFailure):
+                raise step.error
             raise LateFailure(step.error)
         assert step.answer is not None, "result() comes after sample()"
         return step.answer
@@ -186,8 +185,8 @@ class MultiprocExecutor:
             key = tuple(new.step_id for new in tokens)
             # most ranks get the same message, which is encoded once
             if key not in encoded:
-                task = Launch(step.serial, settled, step.plan, tokens, self._num_aborts)
-                encoded[key] = self._encode(task)
+                given = settled, step.plan, tokens, self._num_aborts
+                encoded[key] = self._encode(Launch(step.serial, *given, follows=step.follows))
             self._send(link, encoded[key])
 
     def _send_sample(self, step: RemoteStep, mask: GrammarMask | None) -> None:
@@ -230,7 +229,7 @@ class MultiprocExecutor:
 
     def _recover(self, step: RemoteStep, failure: FailedTask) -> None:
         """Wait until every rank has left a step that has failed, and run those again that have
-        failed with it, for they were in flight.
+        failed with it, for they were in flight; but not those that follow it.
         """
         rank = self.mesh.sampling_rank
         flying = [(each, self._answer_of(rank, each.serial)) for each in self._flying]
@@ -242,7 +241,14 @@ class MultiprocExecutor:
         self._settled[step.serial] = False
         step.error = cause_of(failures[step.serial])
         self._fallen.add(step)
+        lost = [step]
         for each, answer in flying:
+            if any(each.comes_after(other) for other in lost):
+                self._settled[each.serial] = False
+                each.error = EarlierFailure()
+                self._fallen.add(each)
+                lost.append(each)
+                continue
             if answer.failure is None:
                 self._succeed(each, answer)
                 continue
@@ -257,6 +263,7 @@ class MultiprocExecutor:
             else:
                 each.error = error
                 self._fallen.add(each)
+                lost.append(each)
 
     def _drop_launched(self) -> None:
         """Give up a step whose tokens were not asked for."""
@@ -453,16 +460,30 @@ class RemoteStep:
     def __init__(self, executor: MultiprocExecutor, plan: StepPlan) -> None:
         self._executor = executor
         self.plan = plan
-        self.rows = {
-            *plan.removed,
-            *(new.row for new in plan.added),
-            *plan.decode_rows,
-            *(chunk.row for chunk in plan.chunks),
-        }
+        chunked = {chunk.row for chunk in plan.chunks}
+        changed = {*plan.removed, *(new.row for new in plan.added)}
+        self.rows = {*changed, *plan.decode_rows, *chunked}
+        self._going_on = self.rows - changed
+        # each stage knows where a chunk of a prompt ends
+        self._open = {chunk.row for chunk in plan.chunks if not chunk.samples}
+        if executor.knows_places:
+            self._open = self.rows
+        """Rows whose place after the step is known without its results."""
         self.serial = 0
+        self.follows = False
+        """Whether it goes on where steps in flight leave rows."""
         self.mask: GrammarMask | None = None
         self.answer: RankAnswer | None = None
         self.error: Exception | None = None
+
+    def comes_after(self, other: RemoteStep) -> bool:
+        """Whether it has rows of an earlier step."""
+        return other.plan.step_id < self.plan.step_id and not self.rows.isdisjoint(other.rows)
+
+    def has_to_wait_for(self, other: RemoteStep) -> bool:
+        """Whether it can be launched only when the end of a step in flight is known."""
+        shared = self.rows & other.rows
+        return not shared <= self._going_on & other._open or bool(shared and self.plan.copies)
 
     def sample(self, mask: GrammarMask | None = None) -> None:
         """Have the tokens drawn."""
@@ -495,9 +516,8 @@ def open_multiproc(
     mesh = parallel.mesh
     tier = config.memory.kv_tier
     shared = [] if tier is None or tier.memory_fd < 0 else [tier.memory_fd]
-    return MultiprocExecutor(
-        LocalRanks(config.program, config.plan, mesh, parallel.thread_cpus, shared), kind
-    )
+    ranks = LocalRanks(config.program, config.plan, mesh, parallel.thread_cpus, shared)
+    return MultiprocExecutor(ranks, kind, has_drafts=config.num_drafts > 0)
 
 
 def _of_all(facts: Sequence[WorkerFacts]) -> WorkerFacts:

@@ -2,7 +2,8 @@
 
 A step fails on every rank if it fails on one: who fails says so to the core, ends the exchanges of
 its stage, and tells the next stage. At its end the workers of the last stage meet once more; only
-then do rows advance. Earlier stages advance when the next task says that the step has succeeded.
+then do rows advance. Earlier stages advance at once, since the next chunk of a prompt may follow,
+and go back when a later task says that the step has failed; rows that sample wait for their tokens.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class RankLoop:
         self._decoder: MessageDecoder[Task] = MessageDecoder(Task)  # type: ignore[arg-type]
         self._unsettled: dict[int, Step | NoTokens] = {}
         """Steps of an earlier stage that are not known to have succeeded on the last one."""
+        self._failed_after = -1
+        """The number of aborts after which a task has failed here last."""
+        self._answers = torch.tensor([False]), torch.tensor([True])
         self._width = worker.get_model().spec.dim if place.mesh.pp > 1 else 0
 
     def run(self) -> None:
@@ -89,11 +93,15 @@ class RankLoop:
             self._call(task)
 
     def _settle(self, settled: Mapping[int, bool]) -> None:
-        """Advance the rows of an earlier stage's steps that have succeeded, in their order."""
+        """Take in the ends of an earlier stage's steps, in their order."""
         for serial, has_succeeded in settled.items():
             step = self._unsettled.pop(serial, None)
-            if step is not None and has_succeeded:
-                step.advance_unsampled()
+            if step is None:
+                continue
+            if has_succeeded:
+                step.await_tokens()
+            else:
+                step.retreat_others()
 
     # steps
 
@@ -101,16 +109,20 @@ class RankLoop:
         is_launched = is_sent = False
         try:
             before = self._stages.receive(self._width)
+            if task.follows and self._failed_after == task.num_aborts:
+                raise ExchangeAborted("a step before it has failed")
             is_launched = True
             step = self._worker.launch(task.plan, before, task.tokens)
             is_sent = True
             self._stages.send(step.stage_output)
             if not self._place.is_last_stage:
+                step.advance_others()
                 self._unsettled[task.serial] = step
                 return
             step.compute(self._mask(task.serial) if self._place.samples else None)
             moves_rows = self._agree(step.moves_rows)
         except Exception as error:
+            self._failed_after = task.num_aborts
             self._fail(task.serial, error)
             # the next stage waits for hidden states
             if not is_sent:
@@ -138,7 +150,7 @@ class RankLoop:
         """
         if self._group is None:
             return moves_rows
-        return bool(self._group.gather(torch.tensor([int(moves_rows)]))[0, 0])
+        return bool(self._group.broadcast(self._answers[moves_rows]))
 
     def _end(self, serial: int, step: Step | NoTokens, moves_rows: bool) -> None:
         """Answer the step that has advanced the rows."""
