@@ -70,7 +70,7 @@ def ahead(folder):
     made.shutdown()
 
 
-@pytest.fixture(params=["staged", "ahead"])
+@pytest.fixture(params=["staged", pytest.param("ahead", marks=pytest.mark.full)])
 def core(request):
     return request.getfixturevalue(request.param)
 
