@@ -261,12 +261,10 @@ class LoadTarget:
         return str((await self._ask("/v1/models"))["data"][0]["id"])
 
     async def tokenize(self, text: str) -> list[int]:
-        """The text as token ids, without special ones."""
         body = {"prompt": text, "add_special_tokens": False}
         return list((await self._ask("/tokenize", body))["tokens"])
 
     async def detokenize(self, ids: list[int]) -> str:
-        """Token ids as text."""
         return str((await self._ask("/detokenize", {"tokens": ids}))["prompt"])
 
     async def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -64,7 +64,6 @@ class Bench:
         return cls(plan, work, probe, read_spec(plan.model.hf_config))
 
     def trials(self, count: int, run: Callable[[], Timing]) -> list[tuple[Timing, MachineLimits]]:
-        """Run `count` times, each between two measurements of the machine."""
         done = []
         before = self.probe.measure()
         for _ in range(count):

@@ -181,7 +181,6 @@ class Constraint:
         return self._vocabulary()
 
     def _begin(self) -> None:
-        """Be at the beginning of the output."""
         self._matcher = self._new_matcher()
         self._num_taken = 0
         if self._budget is not None:

@@ -60,7 +60,6 @@ class Guidance:
 
     @staticmethod
     def takes(source: LoweredSource) -> bool:
-        """Return True: it enforces every form."""
         return True
 
     def compile(self, source: LoweredSource) -> GuidanceForm:
@@ -128,7 +127,6 @@ class GuidanceForm:
         self._prototype = prototype
 
     def matcher(self) -> GuidanceMatcher:
-        """A matcher at the beginning of a text."""
         # a copy has the first mask computed, a new matcher would do that again
         return GuidanceMatcher(self._library, self._prototype.deep_copy())
 
@@ -141,7 +139,6 @@ class GuidanceMatcher:
         self.native = native
 
     def consume(self, token_ids: Sequence[int]) -> None:
-        """Advance by these tokens. Raises GrammarError if they are not allowed."""
         try:
             is_allowed = self.advance_by(token_ids)
         except BaseException as error:
@@ -150,14 +147,12 @@ class GuidanceMatcher:
             raise GrammarError(self.failure or "the output left the grammar")
 
     def try_token(self, token_id: int) -> bool:
-        """See `Matcher.try_token`."""
         try:
             return self.advance_by([token_id])
         except BaseException as error:
             raise _as_grammar_error(error) from None
 
     def roll_back(self, count: int) -> None:
-        """See `Matcher.roll_back`."""
         try:
             self.native.rollback(count)
         except BaseException as error:
@@ -171,12 +166,10 @@ class GuidanceMatcher:
 
     @property
     def failure(self) -> str | None:
-        """The error after which the matcher can no longer be used; None without an error."""
         return _first_words(self.native.get_error()) if self.native.is_error() else None
 
     @property
     def has_ended(self) -> bool:
-        """Whether the text is complete and nothing may follow it."""
         return bool(self.native.is_stopped())
 
 

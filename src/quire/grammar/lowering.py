@@ -94,7 +94,6 @@ class GuidancePatterns:
         self._errors: dict[str, str] = {}
 
     def error_of(self, pattern: str) -> str | None:
-        """See `PatternRules`."""
         try:
             check_escapes(pattern)
         except PatternError as invalid:

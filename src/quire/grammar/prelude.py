@@ -84,21 +84,17 @@ class IdPrelude:
         self.stage = Stage.INSIDE
 
     def take(self, token_id: int) -> None:
-        """See `Prelude`."""
         self._tail = (*self._tail, token_id)[-len(self._mark) :]
         if self._tail == self._mark:
             self.stage = Stage.OVER
 
     def state(self) -> PreludeState:
-        """See `Prelude`."""
         return self.stage, self._tail
 
     def return_to(self, state: PreludeState) -> None:
-        """See `Prelude`."""
         self.stage, self._tail = state[0], tuple(state[1])
 
     def restrict(self, mask: np.ndarray) -> None:
-        """See `Prelude`."""
         mask[:] = -1
 
 
@@ -116,7 +112,6 @@ class TextPrelude:
         self.stage = Stage.OPENING if tokens.opens else Stage.INSIDE
 
     def take(self, token_id: int) -> None:
-        """See `Prelude`."""
         self._text += self._tokens.bytes_of(token_id)
         if self.stage is Stage.OPENING:
             self._open()
@@ -138,15 +133,12 @@ class TextPrelude:
             self.stage = Stage.OVER
 
     def state(self) -> PreludeState:
-        """See `Prelude`."""
         return self.stage, self._text
 
     def return_to(self, state: PreludeState) -> None:
-        """See `Prelude`."""
         self.stage, self._text = state[0], bytes(state[1])
 
     def restrict(self, mask: np.ndarray) -> None:
-        """See `Prelude`."""
         if self.stage is Stage.OPENING:
             mask |= self._tokens.opening(self._text)
         else:
@@ -176,7 +168,6 @@ class MarkTokens:
         return self._tokens[token_id]
 
     def has_end(self, text: bytes) -> bool:
-        """Whether an ending text occurs in it."""
         return any(mark in text for mark in self.ends)
 
     def opening(self, text: bytes) -> np.ndarray:

@@ -28,7 +28,6 @@ class ThinkingBudget:
         self._longest = max(len(limit.start_ids), len(limit.end_ids))
 
     def restart(self) -> None:
-        """Be at the beginning of the output."""
         self._count = self._limit.num_before
         self._num_taken = 0
         self._tail = []
@@ -48,7 +47,6 @@ class ThinkingBudget:
         return self._count, list(self._tail)
 
     def return_to(self, mark: tuple[int | None, list[int]]) -> None:
-        """Forget the tokens taken since `mark`."""
         self._count, self._tail = mark
 
     def take(self, index: int) -> None:

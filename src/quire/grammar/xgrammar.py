@@ -40,11 +40,9 @@ class XGrammar:
 
     @staticmethod
     def takes(source: LoweredSource) -> bool:
-        """Whether it enforces all of the form."""
         return xgrammar_subset.takes(source)
 
     def compile(self, source: LoweredSource) -> XGrammarForm:
-        """See `GrammarLibrary.compile`."""
         try:
             form = XGrammarForm(self, self._compiled(source), source.unenforced)
         except Exception as error:  # RuntimeError, or a class of the library's own
@@ -103,7 +101,6 @@ class XGrammarForm:
         self._compiled = compiled
 
     def matcher(self) -> XGrammarMatcher:
-        """A matcher at the beginning of a text."""
         return XGrammarMatcher(self._library, self._library.start(self._compiled))
 
 
@@ -123,7 +120,6 @@ class XGrammarMatcher:
             self.failure = str(_as_grammar_error(error))
 
     def consume(self, token_ids: Sequence[int]) -> None:
-        """See `Matcher`."""
         try:
             is_allowed = all(map(self._native.accept_token, token_ids))
         except Exception as error:
@@ -132,14 +128,12 @@ class XGrammarMatcher:
             raise GrammarError("the output left the grammar")
 
     def try_token(self, token_id: int) -> bool:
-        """See `Matcher.try_token`."""
         try:
             return not self._native.is_terminated() and bool(self._native.accept_token(token_id))
         except Exception as error:
             raise _as_grammar_error(error) from None
 
     def roll_back(self, count: int) -> None:
-        """See `Matcher.roll_back`."""
         try:
             self._native.rollback(count)
         except Exception as error:

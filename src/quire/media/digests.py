@@ -34,7 +34,6 @@ class ContentHash:
         self.add("kind", kind.encode())
 
     def add(self, tag: str, value: bytes | memoryview) -> None:
-        """Add a field."""
         for part in (tag.encode(), value):
             self._hash.update(len(part).to_bytes(8, "little"))
             self._hash.update(part)
@@ -47,7 +46,6 @@ class ContentHash:
         self.add(tag, array.tobytes())
 
     def digest(self) -> bytes:
-        """The name."""
         return self._hash.digest()[:DIGEST_BYTES]
 
 

@@ -147,7 +147,6 @@ class PictureLoader:
         check_count(num, self._most_pictures)
 
     def close(self) -> None:
-        """End the processes."""
         self._decoder.close()
 
     def _known(self, alias: bytes, index: int) -> tuple[bytes, ProcessedPicture]:
@@ -184,7 +183,6 @@ class LoaderThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """End the thread."""
         if not self._loop.is_closed():
             # a loop may only be touched from its own thread
             self._loop.call_soon_threadsafe(self._loop.stop)

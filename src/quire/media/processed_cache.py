@@ -22,7 +22,6 @@ class ProcessedCache:
         self._uuids: OrderedDict[bytes, bytes] = OrderedDict()
 
     def get(self, digest: bytes) -> ProcessedPicture | None:
-        """The picture, if it is there."""
         self.num_queries += 1
         found = self._pictures.get(digest)
         if found is not None:
@@ -56,7 +55,6 @@ class ProcessedCache:
         return self._uuids.get(uuid)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._pictures.clear()
         self._uuids.clear()
         self.num_bytes = 0

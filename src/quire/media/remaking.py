@@ -42,7 +42,6 @@ class PictureRemaker:
         return self._thread.begin(work)
 
     def close(self) -> None:
-        """End the thread and its processes."""
         if self._thread is not None and self._decoder is not None:
             self._thread.close()
             self._decoder.close()

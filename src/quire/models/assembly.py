@@ -145,7 +145,6 @@ class Assembly:
 
     @property
     def parts(self) -> list[tuple[str, Part]]:
-        """Each part that holds memory, by name, once."""
         return self._make.parts
 
     @property
@@ -237,7 +236,6 @@ class Assembly:
         return AxisMixer(self._ops, table, axes)
 
     def layers(self) -> Sequence[RunnableLayer]:
-        """All layers and the final norm, which is part of the last one's end."""
         streams = self._spec.streams
         layers: Sequence[RunnableLayer]
         if isinstance(streams, HyperStreams):
@@ -321,7 +319,6 @@ class Assembly:
         ]
 
     def pooler(self) -> Pooler | None:
-        """The pooling head; None: there is none."""
         if self._spec.pooler is None:
             return None
         from quire.models.pooling.pooler import make_pooler
@@ -458,7 +455,6 @@ class Assembly:
         return ChoiceBefore(indexer, place, self._choice, placed)
 
     def _placed(self, at: str, m: SingleMixer) -> PlacedMixer:
-        """Build a mixer, whose memory is the next one of the pool, or that of an earlier layer."""
         place = self._place
         # layers without keys of their own read the memory of an earlier one and take no place in
         # the pool

@@ -106,7 +106,6 @@ class DecoderModel(GivenWeights):
         del self._embedding, self.head, self.pooler
 
     def take_weights(self, other: DecoderModel) -> None:
-        """Run on the weights of `other`, a model of the same spec, from now on."""
         assert self.spec == other.spec, "weights of another model"
         self._embedding, self._layers = other._embedding, other._layers
         self.head, self.pooler, self._parts = other.head, other.pooler, other._parts
@@ -124,7 +123,6 @@ class DecoderModel(GivenWeights):
 
     @property
     def num_layers(self) -> int:
-        """The number of layers, L."""
         return len(self._layers)
 
     def embed(self, batch: Batch) -> Tensor:
@@ -202,7 +200,6 @@ class DecoderModel(GivenWeights):
         return self.head.shared_logits(hidden)
 
     def named_parts(self) -> Iterator[tuple[str, Part]]:
-        """Each part that holds memory, once, by name."""
         yield from self._parts
 
     def named_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
@@ -224,7 +221,6 @@ class DecoderModel(GivenWeights):
         return (tensor for _, part in self._parts for tensor in tensors_within(part))
 
     def parameters(self) -> Iterator[Tensor]:
-        """The tensors of `named_parameters`."""
         return (tensor for _, tensor in self.named_parameters())
 
     @property

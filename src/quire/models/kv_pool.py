@@ -101,7 +101,6 @@ class KVPool:
 
     @property
     def block_bytes(self) -> int:
-        """Memory of one block: the pages of all slots."""
         return sum(
             max(self._layer_bytes(self.groups[g], layer) for g, layer in slot)
             for slot in self.slots

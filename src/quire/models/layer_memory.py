@@ -60,11 +60,9 @@ class KeyValues:
         return context if self.window is None else min(context, self.window)
 
     def token_bytes(self, number: NumberBytes) -> int:
-        """The bytes of one token."""
         return self.numbers_per_token * number.kv + 2 * self.kv_heads * number.kv_scale
 
     def block_bytes(self, block_size: int, number: NumberBytes) -> int:
-        """The bytes of a block of `block_size` tokens."""
         return block_size * self.token_bytes(number)
 
     def step_bytes(self, context: int, number: NumberBytes) -> int:
@@ -92,7 +90,6 @@ class Latents:
 
     @property
     def kind(self) -> MemoryKind:
-        """`full` without a window."""
         return "full" if self.window is None else "sliding"
 
     @property
@@ -111,19 +108,15 @@ class Latents:
         return self.index_dim is not None
 
     def num_seen(self, context: int) -> int:
-        """Number of `context` tokens that are kept for the next query."""
         return context if self.window is None else min(context, self.window)
 
     def token_bytes(self, number: NumberBytes) -> int:
-        """The bytes of one token."""
         return self.numbers_per_token * number.kv
 
     def block_bytes(self, block_size: int, number: NumberBytes) -> int:
-        """The bytes of a block of `block_size` tokens."""
         return -(-block_size // self.every) * self.numbers_per_row * number.kv
 
     def step_bytes(self, context: int, number: NumberBytes) -> int:
-        """The bytes that a new token after `context` tokens reads."""
         return self.num_seen(context) * self.token_bytes(number)
 
 

@@ -83,12 +83,10 @@ class Maker:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's."""
         return self.weights.dtype
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
         return self.weights.device
 
     def format_of(self, role: Role, leaf: str | None = None) -> WeightFormat | None:

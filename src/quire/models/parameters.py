@@ -94,7 +94,6 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """The number of values."""
         return math.prod(self.shape)
 
     @property

@@ -88,7 +88,6 @@ class Family:
     scales_given: bool = False
 
     def rules_for(self, decoder: Decoder) -> tuple[Rule, ...]:
-        """The rules of a checkpoint of `decoder`."""
         return self.rules(decoder) if callable(self.rules) else self.rules
 
     def ignores(self, name: str, num_layers: int) -> bool:

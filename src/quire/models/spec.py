@@ -111,7 +111,6 @@ class Attention:
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def flops(self, context: int) -> int:
@@ -250,7 +249,6 @@ class BlockAttention:
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def flops(self, context: int) -> int:
@@ -414,7 +412,6 @@ Composite = ParallelMixers | MixerAfterShared | AttentionOverEmbedding | Compres
 """Several mixers in one, or one next to something else."""
 
 Mixer = SingleMixer | Composite
-"""Any mixer of tokens."""
 
 
 def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
@@ -632,7 +629,6 @@ class Decoder:
 
     @property
     def is_last(self) -> bool:
-        """Whether its last layer is that of the whole decoder."""
         return self.stage is None or self.stage.is_last
 
     @property

@@ -72,7 +72,6 @@ class LoopWatch:
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Watch the running loop."""
         self._loop = asyncio.get_running_loop()
         self._leave_sign()
         # a daemon: it must not keep the process from its exit

@@ -97,7 +97,6 @@ class ChildProcess:
 
     @property
     def is_here(self) -> bool:
-        """It runs on this machine."""
         return True
 
     def start(self, message: ChildStart, fds: Sequence[int] = ()) -> None:
@@ -117,11 +116,9 @@ class ChildProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process exists."""
         return self._process.poll() is None
 
     def exit_words(self, timeout_s: float = GRACE_S) -> str:
-        """The end of the process in words; waits for the end that its pipe has announced."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -133,11 +130,9 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the process; negative: the signal that ended it. None while it runs."""
         return self._process.poll()
 
     def last_words(self) -> tuple[str, str] | None:
-        """The class and the text of the error that kept it from serving, if that was so."""
         return last_words(self.pipe)
 
     def ask_to_end(self) -> None:
@@ -146,13 +141,11 @@ class ChildProcess:
             self.pipe.send(b"\0")
 
     def kill(self) -> None:
-        """End it at once."""
         if self.is_running:
             self._process.kill()
         self._process.wait()
 
     def end(self, timeout_s: float) -> None:
-        """Wait until it has ended by itself; kill it after `timeout_s`. Idempotent."""
         try:
             self._process.wait(max(timeout_s, 0.0))
         except subprocess.TimeoutExpired:

@@ -65,12 +65,10 @@ class PromptLogprobs(OutputPart):
 
     @property
     def value(self) -> PromptLogprobs:
-        """The part itself."""
         return self
 
     @classmethod
     def of_value(cls, handle: int, value: PromptLogprobs) -> PromptLogprobs:
-        """The columns for a request with this handle."""
         return msgspec.structs.replace(value, handle=handle)
 
 
@@ -91,7 +89,6 @@ class PromptTokenScores(OutputPart):
 
     @classmethod
     def of_value(cls, handle: int, value: Any) -> PromptTokenScores:
-        """The scores of a request with this handle."""
         return cls(handle, np.asarray(value, np.float32))
 
 
@@ -112,7 +109,6 @@ class RoutedExperts(OutputPart):
 
     @classmethod
     def of_value(cls, handle: int, value: Any) -> RoutedExperts:
-        """The experts of a request's first tokens."""
         return cls(handle, 0, np.asarray(value, np.int16))
 
 
@@ -126,12 +122,10 @@ class PooledOutput(OutputPart):
 
     @property
     def value(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The vectors."""
         return self.values
 
     @classmethod
     def of_value(cls, handle: int, value: Any) -> PooledOutput:
-        """The result of a request with this handle."""
         return cls(handle, np.asarray(value, np.float32))
 
 
@@ -144,12 +138,10 @@ class TransferParams(OutputPart):
 
     @property
     def value(self) -> dict[str, Any]:
-        """The parameters."""
         return self.params
 
     @classmethod
     def of_value(cls, handle: int, value: Any) -> TransferParams:
-        """The parameters of a request with this handle."""
         return cls(handle, dict(value))
 
 

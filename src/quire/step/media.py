@@ -72,7 +72,6 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def start(self) -> int:
-        """The first position of the item."""
         return self.places[0][0] if self.places else 0
 
     @property

@@ -29,17 +29,14 @@ class LoopClient:
         self._news = asyncio.Event()
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request."""
         self.inner.add_request(request)
         self._news.set()
 
     def abort_requests(self, handles: Sequence[int | str]) -> None:
-        """Drop requests."""
         self.inner.abort_requests(handles)
         self._news.set()
 
     async def get_output(self) -> EngineCoreOutputs:
-        """The next step that brings something."""
         while True:
             await asyncio.sleep(0)
             if self._has_work():
@@ -51,14 +48,12 @@ class LoopClient:
                 await self._news.wait()
 
     def wait_output(self, limit_s: float) -> EngineCoreOutputs | None:
-        """The next step, if one would bring something."""
         if self._has_work():
             return self.inner.get_output()
         time.sleep(min(limit_s, 0.01))  # nothing comes unless somebody else adds it
         return None
 
     async def call(self, utility: Utility[T]) -> T:
-        """Ask the core."""
         answer = self.inner.call(utility)
         self._news.set()
         return answer
@@ -69,22 +64,17 @@ class LoopClient:
         raise InvalidParameter("new_data_parallel_size", num_cores, "it must be 1 here", hint)
 
     def survives(self, handle: int) -> bool:
-        """Whether a request goes on after the death of its core."""
         return True
 
     def engine_of(self, handle: int) -> int | None:
-        """The core that has the request."""
         return self.inner.engine_of(handle)
 
     @property
     def engine_indices(self) -> Sequence[int]:
-        """The cores there are."""
         return self.inner.engine_indices
 
     def core_status(self, engine_index: int) -> CoreStatus:
-        """The known state of one core."""
         return self.inner.core_status(engine_index)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """End the core."""
         self.inner.shutdown(timeout_s)

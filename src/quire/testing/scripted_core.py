@@ -62,19 +62,16 @@ class ScriptedCore:
         self.is_shut_down = False
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Take a request."""
         self.requests[request.handle] = request
         self.seen.append(request)
         self._given[request.handle] = len(request.output_token_ids)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
-        """Forget requests."""
         for handle in handles:
             self.aborted.append(handle)
             self.requests.pop(handle, None)
 
     def get_output(self) -> EngineCoreOutputs:
-        """One step."""
         self._before_step()
         outputs = EngineCoreOutputs(counts=[], stats=SchedulerStats(len(self.requests)))
         outputs.finished, self._ended = self._ended, []
@@ -93,11 +90,9 @@ class ScriptedCore:
 
     @property
     def engine_indices(self) -> Sequence[int]:
-        """There is one."""
         return (0,)
 
     def survives(self, handle: int) -> bool:
-        """Whether a request goes on after the death of its core."""
         return True
 
     def engine_of(self, handle: int) -> int | None:
@@ -109,7 +104,6 @@ class ScriptedCore:
         return CoreStatus(engine_index, 0, os.getpid(), True, True, bool(self.requests))
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """Note it."""
         self.is_shut_down = True
 
     def call(self, utility: Utility[T]) -> T:
@@ -139,11 +133,9 @@ class ScriptedCore:
         self._is_paused = True
 
     def resume_scheduler(self) -> None:
-        """Go on."""
         self._is_paused = False
 
     def is_scheduler_paused(self) -> bool:
-        """Whether it stands still."""
         return self._is_paused
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
@@ -157,14 +149,12 @@ class ScriptedCore:
         return not self._is_paused
 
     def is_sleeping(self) -> bool:
-        """Whether it stands still."""
         return self._is_paused
 
     def release_kv_cache_memory(self) -> None:
         """Do nothing: there is no such memory."""
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """The tasks of a text model's core."""
         return ("generate",)
 
     origin = ("scripted", "scripted")
@@ -184,11 +174,9 @@ class ScriptedCore:
     _is_updating = False
 
     def get_weight_version(self) -> str:
-        """The last name that it was given."""
         return self.weight_version
 
     def set_weight_version(self, weight_version: str) -> None:
-        """Note the name."""
         self.weight_version = weight_version
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -202,7 +190,6 @@ class ScriptedCore:
         self._is_updating = True
 
     def is_updating_weights(self) -> bool:
-        """Whether one is."""
         return self._is_updating
 
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -228,7 +215,6 @@ class ScriptedCore:
         """Do nothing: there are no weights."""
 
     def compute_weight_checksums(self) -> dict[str, str]:
-        """There are none."""
         return {}
 
     def check_lora(self, folder: str) -> None:
@@ -240,7 +226,6 @@ class ScriptedCore:
         return True
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Forget its id."""
         is_known = lora_id in self._lora_ids
         self._lora_ids.discard(lora_id)
         return is_known
@@ -250,7 +235,6 @@ class ScriptedCore:
         return lora_id in self._lora_ids
 
     def list_loras(self) -> list[int]:
-        """The ids that were added."""
         return sorted(self._lora_ids)
 
     def save_sharded_state(self, path: str, pattern: str | None, max_size: int | None) -> list[str]:

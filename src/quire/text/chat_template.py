@@ -108,14 +108,12 @@ class ChatTemplate:
 
     @cached_property
     def content_formats(self) -> ContentFormats:
-        """The forms in which it takes the contents of each role."""
         if self.content_format == "string":
             return ContentFormats("string")
         return detect_content_formats(self._render_probe)
 
     @cached_property
     def call_forms(self) -> CallForms:
-        """The forms in which it takes the calls of a message."""
         return detect_call_forms(self._render_probe)
 
     def _render_probe(self, messages: Sequence[Any]) -> str:

@@ -202,7 +202,6 @@ class WordText:
         self.is_first = not any(self.later[index] for index in prompt)
 
     def feed(self, ids: Iterable[int]) -> str:
-        """The tokens' texts one after the other."""
         text = ""
         for index in ids:
             piece = self.first[index] if self.is_first else self.later[index]

@@ -9,7 +9,6 @@ from quire.errors import InvalidParameter, InvalidType, UnknownParameter
 from quire.params import checks
 
 TRUNCATIONS = (None, False, True, "longest_first", "only_first", "do_not_truncate")
-"""The values of `truncation`."""
 PADDINGS = (None, False, "do_not_pad", "max_length")
 """The values of `padding`, which prompts that are pooled take."""
 ENCODE_PARAMETERS = "add_special_tokens, truncation, max_length and truncation_side"

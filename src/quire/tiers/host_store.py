@@ -90,7 +90,6 @@ class HostStore(Generic[S]):
         return None
 
     def slot(self, place: int) -> S:
-        """The slot at a place."""
         return self._slots[place]
 
     def commit(self, place: int, key: BlockKey, num_bytes: int, checksum: bytes) -> None:
@@ -124,7 +123,6 @@ class HostStore(Generic[S]):
                 self._free.append(content.place)
 
     def drop(self, key: BlockKey) -> None:
-        """Forget a content."""
         content = self._by_key.pop(key)
         self._table.clear(content.place)
         # a reader still has the slot, which `release` then frees
@@ -132,7 +130,6 @@ class HostStore(Generic[S]):
             self._free.append(content.place)
 
     def clear(self) -> None:
-        """Forget all contents."""
         for key in list(self._by_key):
             self.drop(key)
 

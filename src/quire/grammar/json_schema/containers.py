@@ -140,7 +140,6 @@ class _PropertyRules:
             self._read_names()
 
     def node_of(self, name: str) -> SchemaNode:
-        """The node of a property by its name."""
         return self._node(name=name) if allows(self._allowed_names, name) else SchemaNode()
 
     def others(self) -> tuple[dict[str, SchemaNode], SchemaNode]:

@@ -136,7 +136,6 @@ class SchemaNode:
             self._make = None
 
     def keep(self, options: Sequence[Option]) -> None:
-        """Replace the options."""
         self._options, self.failure = list(options), None
 
 

@@ -90,7 +90,6 @@ class Unfolding:
         return node
 
     def node(self, atoms: Sequence[Atom]) -> SchemaNode:
-        """Return the node of atoms that hold together."""
         try:
             key = self.atoms.flattened(atoms)
         except UnsupportedSchema as error:
@@ -107,7 +106,6 @@ class Unfolding:
         return self._nodes[key]
 
     def standard_node(self, atoms: Sequence[Atom]) -> SchemaNode:
-        """Return the node as the standard reads the document."""
         return self._standard.node(atoms)
 
     def _options(self, atoms: tuple[Atom, ...]) -> list[Option]:

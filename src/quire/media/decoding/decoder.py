@@ -49,7 +49,6 @@ class ProcessedPicture:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
 
@@ -114,7 +113,6 @@ class PictureDecoder:
         return ProcessedPicture(answer.layout, arrays)
 
     def close(self) -> None:
-        """End the processes."""
         for lane in self._lanes:
             lane.end()
 

@@ -131,7 +131,6 @@ class LlavaNextProcessor(AnyResolutionProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with LLaVA-NeXT's defaults."""
         crop = {"height": 224, "width": 224}
         return cls.read_with(
             settings, size={"shortest_edge": 224}, crop=crop, resolutions=NEXT_RESOLUTIONS
@@ -145,6 +144,5 @@ class LlavaOnevisionProcessor(AnyResolutionProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with LLaVA-OneVision's defaults."""
         size = {"height": 384, "width": 384}
         return cls.read_with(settings, size=size, crop=None, resolutions=ONEVISION_RESOLUTIONS)

@@ -47,7 +47,6 @@ class Gemma3Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with the class's defaults."""
         size = settings.size("size", {"height": 224, "width": 224}, is_square=True)
         if size is None or not size.is_exact or not settings.flag("do_resize", True):
             raise settings.refused("size", size, "pictures are resized to a height and a width")
@@ -62,7 +61,6 @@ class Gemma3Processor:
         )
 
     def layout(self, height: int, width: int) -> PictureLayout:
-        """The grid of the crops, if there are any."""
         rows, cols = self._crops(height, width) if self.pans else (0, 0)
         num = 1 + rows * cols
         return PictureLayout(height, width, self.size, self.size, rows, cols, num)
@@ -105,7 +103,6 @@ class Gemma4Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with the class's defaults."""
         tokens = settings.whole("max_soft_tokens", 280)
         if tokens not in SOFT_TOKENS:
             allowed = f"it is one of {', '.join(map(str, SOFT_TOKENS))}"
@@ -121,7 +118,6 @@ class Gemma4Processor:
         )
 
     def layout(self, height: int, width: int) -> PictureLayout:
-        """One tile."""
         unit = self.pooling * self.patch_size
         size = height, width
         if self.resizes:

@@ -45,7 +45,6 @@ class GotOcr2Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with the class's defaults."""
         return cls._read(settings, {"height": 384, "width": 384}, splits=False)
 
     @classmethod
@@ -96,7 +95,6 @@ class Cohere2VisionProcessor(GotOcr2Processor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with the class's defaults."""
         settings.value("patch_size", 16)  # for the prompt alone
         return cls._read(settings, {"height": 512, "width": 512}, splits=True)
 
@@ -118,7 +116,6 @@ class Llama4Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with the class's defaults."""
         size = settings.size("size", {"height": 336, "width": 336}, is_square=True)
         if size is None or not size.is_exact or size.height != size.width:
             raise settings.refused("size", size, "tiles are square")

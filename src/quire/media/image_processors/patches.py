@@ -93,7 +93,6 @@ class Qwen2VLProcessor:
         return self.patch_size * self.merge_size
 
     def layout(self, height: int, width: int) -> PictureLayout:
-        """One tile."""
         size = height, width
         if self.resizes:
             size = self._size(height, width)
@@ -167,7 +166,6 @@ class PixtralProcessor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with Pixtral's defaults."""
         settings.flag("do_pad", True)  # between the pictures of a batch
         size = settings.size("size", {"longest_edge": 1024}, is_square=True)
         patch = settings.size("patch_size", {"height": 16, "width": 16}, is_square=True)
@@ -191,7 +189,6 @@ class PixtralProcessor:
         )
 
     def layout(self, height: int, width: int) -> PictureLayout:
-        """One tile."""
         size = self._size(height, width) if self.resizes else (height, width)
         return whole_layout(height, width, size if self.crop is None else self.crop)
 
@@ -233,7 +230,6 @@ class KimiK25Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with the class's defaults."""
         size = settings.size("size", {"max_height": 512, "max_width": 512}, is_square=True)
         if size is None or not size.max_height or size.max_height != size.max_width:
             raise settings.refused("size", size, "it has max_height and max_width, both the same")

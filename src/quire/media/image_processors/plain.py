@@ -82,7 +82,6 @@ class PlainProcessor:
         )
 
     def layout(self, height: int, width: int) -> PictureLayout:
-        """One tile, of the size after the last step."""
         size = self._cut(self._full(height, width))
         if self.canvas is not None:
             if size[0] > self.canvas[0] or size[1] > self.canvas[1]:
@@ -136,7 +135,6 @@ class ClipProcessor(PlainProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with CLIP's defaults."""
         crop = {"height": 224, "width": 224}
         return cls.read_with(
             settings, size={"shortest_edge": 224}, crop=crop, mean=CLIP_MEAN, std=CLIP_STD
@@ -150,7 +148,6 @@ class SiglipProcessor(PlainProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with SigLIP's defaults."""
         size = {"height": 224, "width": 224}
         return cls.read_with(settings, size=size, crop=None, mean=HALF, std=HALF)
 
@@ -162,7 +159,6 @@ class LlavaProcessor(PlainProcessor):
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with LLaVA's defaults."""
         return cls.read_with(
             settings,
             size={"shortest_edge": 224},
@@ -185,7 +181,6 @@ class Siglip2Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with SigLIP 2's defaults."""
         return cls(
             levels=Levels.read(settings, HALF, HALF),
             resample=settings.resample(BILINEAR),

@@ -61,14 +61,12 @@ class ProcessorSettings:
         self.read: set[str] = set()
 
     def value(self, key: str, default: Any) -> Any:
-        """The value of `key` as it stands."""
         # what a processor asks for is what it implements: `finish` refuses the rest
         self.read.add(key)
         value = self._values.get(key)
         return default if value is None else value
 
     def flag(self, key: str, default: bool) -> bool:
-        """A switch."""
         value = self.value(key, default)
         if not isinstance(value, bool):
             raise self.refused(key, value, "it is true or false")

@@ -36,7 +36,6 @@ class Idefics3Processor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with the class's defaults."""
         settings.flag("do_pad", True)  # between the pictures of a batch
         size = settings.size("size", {"longest_edge": 4 * 364}, is_square=True)
         tile = settings.size("max_image_size", {"longest_edge": 364}, is_square=True)

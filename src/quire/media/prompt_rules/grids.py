@@ -26,7 +26,6 @@ class PixtralRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from processor_config.json."""
         patch = facts.whole("patch_size", 16)
         merge = facts.whole("spatial_merge_size", 1)
         token = facts.token("image_token", "[IMG]")
@@ -40,7 +39,6 @@ class PixtralRule(PromptRule):
         return {**values, "patch_size": self.cell}
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """A run for each row."""
         rows, cols = (side // self.cell for side in layout.tile)
         text = (self.soft_token + self.row_end) * (rows - 1) + self.soft_token + self.picture_end
         return ExpandedPicture(text, (cols,) * rows)
@@ -54,7 +52,6 @@ class LightOnOcrRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from processor_config.json and the tokenizer's names."""
         token = facts.token("image_token", "<|image_pad|>")
         return cls(
             token, token, facts.whole("patch_size", 14) * facts.whole("spatial_merge_size", 2)
@@ -65,7 +62,6 @@ class LightOnOcrRule(PromptRule):
         return {**values, "patch_size": self.cell}
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """One run."""
         rows, cols = (side // self.cell for side in layout.tile)
         return ExpandedPicture(self.soft_token, (rows * cols,))
 
@@ -82,14 +78,12 @@ class Idefics3Rule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from processor_config.json and the tokenizer's names."""
         token = facts.token("image_token", "<image>")
         fence = facts.token("fake_image_token", "<fake_token_around_image>")
         whole = facts.token("global_image_token", "<global-img>")
         return cls(token, token, fence, whole, facts.whole("image_seq_len", 169))
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """A run for each tile."""
         lines = [
             "".join(
                 f"{self.fence}<row_{row + 1}_col_{col + 1}>{self.soft_token}"
@@ -117,7 +111,6 @@ class Lfm2VlRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from the tokenizer's names and the image processor's sizes."""
         token = facts.token("image_token", "<image>")
         patch = facts.whole("encoder_patch_size", 16, source="image")
         use = facts.processor.get("use_image_special_tokens")
@@ -135,7 +128,6 @@ class Lfm2VlRule(PromptRule):
         )
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """A run for each tile, and one for the overview."""
         parts, runs = [], []
         is_split = layout.rows * layout.cols > 1
         if layout.rows and is_split:
@@ -170,7 +162,6 @@ class AyaVisionRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from processor_config.json."""
         patch = facts.whole("patch_size", 28) * facts.whole("downsample_factor", 1)
         return cls(
             facts.token("image_token", "<image>"),
@@ -187,7 +178,6 @@ class AyaVisionRule(PromptRule):
         return {**values, "crop_to_patches": True}
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """A run for each tile."""
         numbers = "".join(
             f"{self.tile}_{index}{self.soft_token}" for index in range(1, layout.num_tiles)
         )
@@ -206,7 +196,6 @@ class Cohere2VisionRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from the tokenizer's names; a tile has `patch_size` squared tokens."""
         token = facts.token("image_token")
         return cls(
             token,
@@ -218,7 +207,6 @@ class Cohere2VisionRule(PromptRule):
         )
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """A run for each tile."""
         tiles = (self.soft_token + self.tile_end) * layout.num_tiles
         text = f"{self.before}{tiles}{self.after}"
         return ExpandedPicture(text, (self.per_tile,) * layout.num_tiles)
@@ -235,7 +223,6 @@ class Llama4Rule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from processor_config.json."""
         ratio = facts.processor.get("pixel_shuffle_ratio") or 0.5
         if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
             text = f"processor_config.json has pixel_shuffle_ratio={ratio!r}; it is up to 1."
@@ -248,7 +235,6 @@ class Llama4Rule(PromptRule):
         return cls(placeholder, "<|patch|>", patch, round(1 / ratio**2))
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """A run for each tile."""
         row = "<|tile_x_separator|>".join([self.soft_token] * layout.cols) + "<|tile_y_separator|>"
         is_split = layout.rows * layout.cols > 1
         inside = row * layout.rows if is_split else ""

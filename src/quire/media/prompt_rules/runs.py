@@ -32,7 +32,6 @@ class LlavaRule(PromptRule):
         return cls(token, token, patch, _extra_rows(facts))
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """One run."""
         rows, cols = (side // self.patch_size for side in layout.tile)
         return ExpandedPicture(self.soft_token, (rows * cols + self.extra,))
 
@@ -55,7 +54,6 @@ class LlavaNextRule(LlavaRule):
     """LlavaNextProcessor: the overview, the tiles without the borders, a token for each line."""
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """One run."""
         rows, cols = (side // self.patch_size for side in layout.tile)
         tall, wide = unpadded(layout, rows, cols)
         return ExpandedPicture(self.soft_token, (rows * cols + self.extra + tall * wide + tall,))
@@ -82,7 +80,6 @@ class LlavaOnevisionRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from processor_config.json."""
         token = facts.token("image_token", "<image>")
         ratio = facts.processor.get("vision_aspect_ratio") or "anyres_max_9"
         number = str(ratio).removeprefix("anyres_max_")
@@ -94,7 +91,6 @@ class LlavaOnevisionRule(PromptRule):
         return cls(token, token, per_tile, int(number), int(strategy == "default"))
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """One run."""
         side = math.isqrt(self.per_tile)
         tall, wide = unpadded(layout, side, side)
         lines, inside = tall, tall * wide
@@ -118,7 +114,6 @@ class QwenVLRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule with the tokens of Qwen-VL."""
         return cls._read(facts, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 
     @classmethod
@@ -130,11 +125,9 @@ class QwenVLRule(PromptRule):
 
     @property
     def chat_text(self) -> str:
-        """The placeholder between the beginning and the end."""
         return f"{self.before}{self.placeholder}{self.after}"
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """One run."""
         rows, cols = (side // self.cell for side in layout.resized)
         return ExpandedPicture(self.soft_token, (rows * cols,))
 
@@ -145,7 +138,6 @@ class Glm4vRule(QwenVLRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule with the tokens of GLM-4V."""
         return cls._read(facts, "<|image|>", "<|begin_of_image|>", "<|end_of_image|>")
 
 
@@ -155,7 +147,6 @@ class PaddleOCRVLRule(QwenVLRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule with the tokens of PaddleOCR-VL."""
         return cls._read(facts, "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>")
 
 
@@ -165,7 +156,6 @@ class KimiK25Rule(QwenVLRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule with the tokens of Kimi."""
         before = "<|media_begin|>image<|media_content|>"
         return cls._read(facts, "<|media_pad|>", before, "<|media_end|>")
 
@@ -176,7 +166,6 @@ class KimiVLRule(QwenVLRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule with the tokens of Kimi-VL."""
         before = "<|media_start|>image<|media_content|>"
         return cls._read(facts, "<|media_pad|>", before, "<|media_end|>")
 
@@ -190,7 +179,6 @@ class FramedRule(PromptRule):
     per_tile: int
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """One run."""
         return self._framed(self.per_tile * layout.num_tiles)
 
     def _framed(self, num: int) -> ExpandedPicture:
@@ -203,7 +191,6 @@ class InternVLRule(FramedRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from the tokenizer's names and `image_seq_length`."""
         token = facts.token("context_image_token", "<IMG_CONTEXT>")
         start = facts.token("start_image_token", "<img>")
         end = facts.token("end_image_token", "</img>")
@@ -222,7 +209,6 @@ class InternVLChatRule(InternVLRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule with the tokens of the published code."""
         length = facts.whole("image_seq_length")
         return cls("<image>", "<IMG_CONTEXT>", "<img>", "</img>", length)
 
@@ -237,12 +223,10 @@ class Gemma3Rule(FramedRule):
 
     @property
     def is_bidirectional(self) -> bool:
-        """Always True."""
         return True
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from the tokenizer's names and `image_seq_length`."""
         begin, end = facts.token("boi_token"), facts.token("eoi_token")
         length = facts.whole("image_seq_length", 256)
         return cls(begin, facts.token("image_token"), f"\n\n{begin}", f"{end}\n\n", length)
@@ -297,7 +281,6 @@ class Gemma4Rule(PromptRule):
         return cls(token, token, begin, end, patch * pooling, has_spans)
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """One run."""
         rows, cols = (side // self.cell for side in layout.resized)
         text = f"{self.before}{self.soft_token}{self.after}"
         return ExpandedPicture(text, (rows * cols,))
@@ -316,19 +299,16 @@ class PaliGemmaRule(PromptRule):
 
     @property
     def is_bidirectional(self) -> bool:
-        """Always True."""
         return True
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from the tokenizer's names and the image processor's `image_seq_length`."""
         token = facts.token("image_token", "<image>")
         default = facts.processor.get("image_seq_length") or 256
         length = facts.whole("image_seq_length", default, source="image")
         return cls(token, token, length, facts.token("bos_token", "<bos>"))
 
     def expanded(self, layout: PictureLayout) -> ExpandedPicture:
-        """One run."""
         return ExpandedPicture(self.soft_token, (self.num_tokens,))
 
     def prompt_text(self, text: str, pictures: Sequence[ExpandedPicture]) -> str:

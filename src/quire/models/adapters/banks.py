@@ -40,7 +40,6 @@ class _Product:
         return (slot - 1) * self.count + self.number
 
     def parts(self, products: Mapping[str, LowRank]) -> list[LoraPart | None]:
-        """An adapter's addends, by leaf."""
         return [self._part(number, products.get(leaf)) for number, leaf in enumerate(self.leaves)]
 
     def _part(self, number: int, low: LowRank | None) -> LoraPart | None:

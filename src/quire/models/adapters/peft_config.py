@@ -64,7 +64,6 @@ class PeftConfig:
     version: tuple[int, ...]
 
     def rank_of(self, module: str) -> int:
-        """The rank of a module's adapter."""
         return int(self.ranks.value_of(module, self.rank))
 
     def scaling_of(self, module: str) -> float:

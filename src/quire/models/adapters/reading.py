@@ -87,7 +87,6 @@ class _Reader:
         return [(stack, self._check_stack(stack)) for stack in stacks]
 
     def products(self, contents: Contents) -> Iterator[tuple[str, LowRank]]:
-        """Each leaf that is changed, by name."""
         stacks = self.check(contents)
         for pair, stored in contents.linear:
             yield from self._linear(pair, stored)

@@ -34,7 +34,6 @@ class Stack:
 
     @property
     def experts(self) -> int:
-        """Number of experts, E."""
         return self.stored.shape[0]
 
     @property

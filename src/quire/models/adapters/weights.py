@@ -42,6 +42,5 @@ class AdapterWeights:
 
     @property
     def nbytes(self) -> int:
-        """The host memory of its tensors."""
         pairs = sum(low.a.nbytes + low.b.nbytes for low in self.products.values())
         return pairs + sum(tensor.nbytes for tensor in self.head.values())

@@ -21,11 +21,9 @@ class LaterPass:
 
     @property
     def spec(self) -> Decoder:
-        """The spec of the network."""
         return self._model.spec
 
     def forward(self, batch: Batch) -> HiddenStates:
-        """Run all layers and write their K/V."""
         stage = self._model.stage
         assert isinstance(stage, DraftStage), "a network that reads states"
         return self._model.forward(batch, hidden=stage.again(batch))

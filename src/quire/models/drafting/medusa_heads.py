@@ -52,15 +52,12 @@ class MedusaHeads:
         return ops.logits(hidden, self._heads[head])
 
     def weight_tensors(self) -> Iterator[Tensor]:
-        """All tensors that the weights are kept in; some may share memory."""
         return tensors_within([self._blocks, self._heads])
 
     def release_weights(self) -> None:
-        """Give the weights' memory back; `take_weights` comes before the next guess."""
         self._blocks, self._heads = [], []
 
     def take_weights(self, other: MedusaHeads) -> None:
-        """Guess with the weights of `other` from now on."""
         self._blocks, self._heads = other._blocks, other._heads
         self.token_ids = other.token_ids
 

@@ -161,7 +161,6 @@ def _mixtures(c: ConfigReader) -> list[str]:
 
 
 def _attentions(c: ConfigReader, eps: float) -> list[CompressedAttention]:
-    """The attention of each layer."""
     heads, dim = c.integer("num_attention_heads", 64), c.integer("head_dim", 512)
     groups = c.integer("o_groups", 8)
     if heads % groups:

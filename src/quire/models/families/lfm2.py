@@ -63,7 +63,6 @@ def _experts(c: ConfigReader) -> Moe:
 
 
 def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
-    """The decoder with these feed-forward parts, one for each layer."""
     norm = _norm(c)
     full = Block(attention(c, theta=1e6, qk_norm=norm), None, norm)
     conv = ShortConv(

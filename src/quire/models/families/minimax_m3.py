@@ -98,7 +98,6 @@ def _describe(c: ConfigReader) -> Decoder:
 
 
 def _chosen(c: ConfigReader, attn: Attention, norm: Norm) -> list[Attention | BlockAttention]:
-    """The attention of each layer."""
     found = c.section("sparse_attention_config")
     given = ConfigReader({}) if found is None else found
     given.only("use_sparse_attention", True)
@@ -136,7 +135,6 @@ def _chosen(c: ConfigReader, attn: Attention, norm: Norm) -> list[Attention | Bl
 
 
 def _sparse_layers(c: ConfigReader) -> list[bool]:
-    """Whether each layer has experts."""
     usual = read_flags(c, "moe_layer_freq", [True] * num_layers_of(c))
     c.only("first_k_dense_replace", usual.count(False))
     return sparse_by_type(c, usual)

@@ -55,7 +55,6 @@ _JOINED = {
 
 
 def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
-    """The decoder with these feed-forward parts, one for each layer."""
     c.only("attention_bias", False)
     c.only("use_sliding_window", False)
     c.only("attn_output_gate", True)

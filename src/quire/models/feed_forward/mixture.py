@@ -406,8 +406,6 @@ def _wide_logits(ops: Ops, router: LinearWeight) -> Projection:
 def _experts(
     make: Maker, name: str, m: Moe, experts: list[str], *, is_adaptable: bool
 ) -> ExpertWeights:
-    """The packed experts whose leaves' names begin with `experts`."""
-
     def weights(*projections: str) -> Tensor | list[RowStack] | list[CodedWeight]:
         read = make.weights.stacked_rows if make.takes_rows else make.weights.stacked
         return read([[at + p + ".weight" for p in projections] for at in experts])

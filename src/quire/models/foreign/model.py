@@ -48,15 +48,12 @@ class ForeignModel(GivenWeights):
 
     @property
     def num_layers(self) -> int:
-        """The number of layers, L."""
         return self.spec.num_layers
 
     def release_weights(self) -> None:
-        """Give the weights' memory back; `take_weights` comes before the next pass."""
         del self._model, self._body, self._head, self._given, self._own
 
     def take_weights(self, other: Any) -> None:
-        """Run on the weights of `other`, a model of the same spec, from now on."""
         assert self.spec == other.spec, "weights of another model"
         self._model, self._body, self._head = other._model, other._body, other._head
         self._given, self._own = other._given, other._own
@@ -101,7 +98,6 @@ class ForeignModel(GivenWeights):
         yield from self._model.named_parameters(remove_duplicate=remove_duplicate)
 
     def weight_tensors(self) -> Iterator[Tensor]:
-        """All tensors that the weights are kept in, in whatever form."""
         yield from self._model.parameters()
         yield from self._model.buffers()
         seen = set()
@@ -112,12 +108,10 @@ class ForeignModel(GivenWeights):
                     yield from tensors_within(packed)
 
     def parameters(self) -> Iterator[Tensor]:
-        """The tensors of `named_parameters`."""
         return (tensor for _, tensor in self.named_parameters())
 
     @property
     def weight_bytes(self) -> int:
-        """The memory of the weights in bytes, counting tied ones once."""
         return sum(tensor.nbytes for tensor in self.weight_tensors())
 
 

@@ -140,10 +140,8 @@ class ForeignDecoder:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers, L."""
         return len({each.layer for each in self.kept})
 
     @property
     def memories(self) -> tuple[LayerMemory, ...]:
-        """The memory of each call, cache and state for a request."""
         return tuple(each.memory for each in self.kept)

@@ -81,7 +81,6 @@ class ModuleNames:
     patterns: tuple[re.Pattern[str], ...]
 
     def have(self, module: str) -> bool:
-        """Whether the module is meant."""
         return module in self.names or any(p.match(module) for p in self.patterns)
 
 

@@ -66,7 +66,6 @@ class ShardedLeaves:
         return self._files.read(leaf.name)
 
     def close(self) -> None:
-        """Close the files."""
         self._files.close()
 
 

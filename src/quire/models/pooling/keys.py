@@ -61,7 +61,6 @@ def read_classifier(
 
 
 def _labels(c: ConfigReader) -> dict[int, str]:
-    """The names of labels, by number."""
     given = c.raw("id2label", {})
     c.ignore("label2id")
     try:

@@ -73,7 +73,6 @@ class BoundedMaker(Maker):
         is_adaptable: bool = True,
         gated: bool = False,
     ) -> Any:
-        """As `Maker.linear`; the products are apart."""
         sizes = self.weights.rows(*leaves)
         [(weight, bias, stored_as)] = self._products(role, leaves, change or torch.clone)
         assert isinstance(weight, Tensor) and bias is None, "plain weights without biases"
@@ -87,7 +86,6 @@ class BoundedMaker(Maker):
     def row_linear(
         self, name: str, units: int, change: Callable[[Tensor], Tensor] | None = None
     ) -> Projection:
-        """As `Maker.row_linear`."""
         return partial(self.ops.linear, w=self.linear(name, name, change=change))
 
 

@@ -86,17 +86,14 @@ class VisionEncoder:
         self._parts = make.parts
 
     def weight_tensors(self) -> Iterator[Tensor]:
-        """All tensors that the weights are kept in, in whatever form."""
         for _, part in self._parts:
             yield from tensors_within(part)
 
     def release_weights(self) -> None:
-        """Give the weights' memory back; `take_weights` comes before the next picture."""
         for name in [name for name in vars(self) if name.startswith("_")]:
             delattr(self, name)
 
     def take_weights(self, other: VisionEncoder) -> None:
-        """Run on the weights of `other`, an encoder of the same spec, from now on."""
         assert self.spec == other.spec, "weights of another encoder"
         vars(self).update(vars(other))
 

@@ -34,7 +34,6 @@ class ProbeAttention:
     feed: FeedForward
 
     def __call__(self, frames: Sequence[Tensor]) -> Tensor:
-        """See `FramePool`."""
         found = self.ops.linear(torch.cat([self._attend(x) for x in frames]), self.out)
         return self.ops.add(found, self.feed(self.ops.norm(found, self.norm)))
 

@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 from typing import Any, TypeAlias
 
 MAX_NODES = 100_000
-"""Most nodes of one drawing."""
 MAX_DEPTH = 100
 
 Node: TypeAlias = "str | list[Any]"

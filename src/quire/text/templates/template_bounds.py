@@ -56,7 +56,6 @@ class Budget:
         self._steps_left = MAX_STEPS
 
     def step(self, num: int) -> None:
-        """Do `num` steps."""
         self._steps_left -= num
         if self._steps_left < 0:
             raise SecurityError(f"more than {MAX_STEPS} steps")

@@ -33,7 +33,6 @@ class DictMaker:
     """`dict` of a template: makes dictionaries and gives no access to the type."""
 
     def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
-        """The dictionary of the arguments, as `dict` makes it."""
         return dict(*args, **items)
 
 

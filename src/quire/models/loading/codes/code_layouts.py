@@ -106,7 +106,6 @@ def _has_nan(codes: Tensor) -> bool:
 
 
 def _rounding(layout: CodeLayout, module: str, parts: Parts) -> RowRounding | None:
-    """Rounding of activations."""
     rows = layout.rows
     if rows is None:
         return None

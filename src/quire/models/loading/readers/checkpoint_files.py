@@ -98,7 +98,6 @@ class CheckpointFiles:
         return tensor
 
     def close(self) -> None:
-        """Close the mapped file."""
         if self._open is not None:
             self._open[1].__exit__(None, None, None)
         self._open = None

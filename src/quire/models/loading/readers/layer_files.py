@@ -46,14 +46,12 @@ class LayerFiles:
                 self.entries[own] = entry
 
     def read(self, name: str) -> Tensor:
-        """The tensor in its stored dtype."""
         if name not in self._layers:
             return self._files.read(name)
         opened, stored = self._layers[name]
         return opened.read(stored)
 
     def close(self) -> None:
-        """Close all files."""
         self._files.close()
         for opened, _ in self._layers.values():
             opened.close()

@@ -62,7 +62,6 @@ class MistralFiles:
         return pairs.transpose(1, 2).reshape(tensor.shape)
 
     def close(self) -> None:
-        """Close the mapped file."""
         self._files.close()
 
 

@@ -30,13 +30,11 @@ class MlxFiles:
                 self.entries[name] = TensorEntry(entry.file, tuple(shape), entry.dtype)
 
     def read(self, name: str) -> Tensor:
-        """The tensor in its stored dtype."""
         if name not in self._stored:
             return self._files.read(name)
         return self._files.read_row(*self._stored[name])
 
     def close(self) -> None:
-        """Close the mapped file."""
         self._files.close()
 
 

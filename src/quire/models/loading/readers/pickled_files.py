@@ -62,11 +62,9 @@ class PickledFiles:
             check_index(folder / _INDEX, index, self.entries)
 
     def read(self, name: str) -> Tensor:
-        """The tensor in its stored dtype."""
         return self._tensors(self.entries[name].file)[name]
 
     def close(self) -> None:
-        """Close the open file."""
         self._open = None
 
     def _tensors(self, file: Path) -> dict[str, Tensor]:

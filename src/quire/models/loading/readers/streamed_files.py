@@ -43,7 +43,6 @@ class StreamedFiles:
         self._held: tuple[Path, dict[str, Tensor]] | None = None
 
     def read(self, name: str) -> Tensor:
-        """The tensor in its stored dtype."""
         file = self.entries[name].file
         if self._held is None or self._held[0] != file:
             self._held = None

@@ -27,9 +27,7 @@ class TensorMap:
             self.entries[name] = TensorEntry(where, tuple(tensor.shape), dtype_name(tensor.dtype))
 
     def read(self, name: str) -> Tensor:
-        """The tensor."""
         return self._tensors[name]
 
     def close(self) -> None:
-        """Let go of the tensors."""
         self._tensors.clear()

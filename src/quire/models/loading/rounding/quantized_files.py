@@ -149,7 +149,6 @@ def _chosen(stored: Iterable[StoredTensor], rules: RoundingRules) -> Iterator[_L
 
 
 def _changed(config: Mapping[str, Any], chosen: Iterable[_Linear]) -> dict[str, Any]:
-    """The config.json of the written checkpoint."""
     chosen = list(chosen)
     formats = {linear.tensor.module: linear.format for linear in chosen}
     changed = {**config, "quantization_config": quantization_config(formats)}

@@ -65,17 +65,14 @@ class RecentTokens:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
         return KV_HEADS
 
     @property
     def memory(self) -> Latents:
-        """A row of each of the last tokens."""
         return Latents(self.numbers, 0, 0, window=self.kept)
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return self.heads * self.head_dim + self.numbers
 
     def flops(self, context: int) -> int:
@@ -102,7 +99,6 @@ class Entries:
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return 0
 
     def flops(self, context: int) -> int:

@@ -31,11 +31,9 @@ class ShortConv:
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return 3 * self.width
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions for a token, apart from those with weights."""
         return 2 * self.width
 
 
@@ -64,11 +62,9 @@ class Mamba:
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return 2 * self.width
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions for a token, apart from those with weights."""
         return 6 * self.memory.wide_numbers
 
 
@@ -113,11 +109,9 @@ class Mamba2:
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return self.width + self.conv_width + self.heads
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions for a token, apart from those with weights."""
         return 5 * self.memory.wide_numbers
 
 
@@ -166,11 +160,9 @@ class GatedDelta:
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return self.conv_width + self.width + 2 * self.value_heads
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions for a token, apart from those with weights."""
         return 7 * self.memory.wide_numbers
 
 
@@ -210,11 +202,9 @@ class ChannelDelta:
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return 5 * self.width + self.heads
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions for a token, apart from those with weights."""
         return 7 * self.memory.wide_numbers
 
 
@@ -245,11 +235,9 @@ class Lightning:
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return 3 * self.width
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions for a token, apart from those with weights."""
         return 5 * self.memory.wide_numbers
 
 
@@ -273,11 +261,9 @@ class GatedLinear:
 
     @property
     def widest(self) -> int:
-        """Numbers of a token's widest activation."""
         return 2 * self.width
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions for a token, apart from those with weights."""
         return 12 * self.width
 
 
