@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from typing import Any, NamedTuple
 
 from quire.models.config_reader import ConfigReader, unsupported
@@ -88,11 +89,15 @@ def pooling_family(
     family: Family, architectures: tuple[str, ...], make: MakePooler, rules: tuple[Rule, ...]
 ) -> Family:
     """The family of these architectures, with the pooler that `make` reads and its rules."""
-    describe = family.describe
+
+    @wraps(family.describe)
+    def describe(c: ConfigReader) -> Decoder:
+        return replace(family.describe(c), pooler=make(c))
+
     return replace(
         family,
         architectures=architectures,
-        describe=lambda c: replace(describe(c), pooler=make(c)),
+        describe=describe,
         rules=lambda decoder: (*family.rules_for(decoder), *rules),
         pools=True,
     )
@@ -110,6 +115,7 @@ def with_terms(family: Family, head: TermHead, architectures: tuple[str, ...] = 
         terms = head.describe(c)
         return PoolerSpec(("embed",), "cls", activates=False, similarity="dot", terms=terms)
 
+    @wraps(family.describe)
     def describe(c: ConfigReader) -> Decoder:
         # terms are weighed with the embedding: a decoder of its own is among the names that are
         # left out

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader, is_number, unsupported
 from quire.models.families.llama import RULES, attention, biases, layer_rules, mlp, rms, stack
-from quire.models.families.mamba import MAMBA2_NAMES, mixer_rules
-from quire.models.families.mamba2 import mamba2_of_hybrid
+from quire.models.families.mamba import MAMBA2_NAMES, mamba2_of_hybrid, mixer_rules
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, ParallelMixers
 

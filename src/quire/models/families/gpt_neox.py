@@ -1,4 +1,4 @@
-"""GPT-NeoX, and the Japanese one."""
+"""GPT-NeoX, the Japanese one, and Persimmon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.models.families.llama import (
 from quire.models.rules import Family, rule
 from quire.models.spec import Attention, Block, Decoder
 
-RULES = (
+GPT_NEOX_RULES = (
     *top_rules("embed_in", "final_layer_norm", "embed_out"),
     *layer_rules({"attention.query_key_value": "attn.q attn.k attn.v"}, step="by_head"),
     *layer_rules(
@@ -49,7 +49,7 @@ def _describe_gpt_neox(c: ConfigReader) -> Decoder:
 GPT_NEOX = Family(
     ("GPTNeoXForCausalLM",),
     _describe_gpt_neox,
-    RULES,
+    GPT_NEOX_RULES,
     prefix="gpt_neox.",
     # causal masks and frequencies that old files carry
     ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
@@ -74,7 +74,41 @@ def _describe_gpt_neox_japanese(c: ConfigReader) -> Decoder:
 GPT_NEOX_JAPANESE = Family(
     ("GPTNeoXJapaneseForCausalLM",),
     _describe_gpt_neox_japanese,
-    (rule(LAYER + "attention.dense_bias", "layers.{layer}.attn.o.bias"), *RULES),
+    (rule(LAYER + "attention.dense_bias", "layers.{layer}.attn.o.bias"), *GPT_NEOX_RULES),
     prefix="gpt_neox_japanese.",
     ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
 )
+
+
+PERSIMMON_RULES = (
+    *top_rules("embed_tokens", "final_layernorm"),
+    *layer_rules({"self_attn.query_key_value": "attn.q attn.k attn.v"}, step="by_head"),
+    *layer_rules(
+        {
+            "self_attn.dense": "attn.o",
+            "self_attn.q_layernorm": "attn.q_norm",
+            "self_attn.k_layernorm": "attn.k_norm",
+            "mlp.dense_h_to_4h": "mlp.up",
+            "mlp.dense_4h_to_h": "mlp.down",
+        }
+    ),
+    *PRE_NORM_RULES,
+)
+
+
+def _describe_persimmon(c: ConfigReader) -> Decoder:
+    """Persimmon: layer norms, also over each query and key head, half of each head rotated, squared
+    relu.
+    """
+    norm = layer_norm(c)
+    attn = attention(
+        c,
+        partial=0.5,
+        qk_norm=norm if c.flag("qk_layernorm", True) else None,
+        qkv_bias=True,
+        o_bias=True,
+    )
+    return stack(c, Block(attn, mlp(c, act="relu2", gated=False, bias=True), norm))
+
+
+PERSIMMON = Family(("PersimmonForCausalLM",), _describe_persimmon, PERSIMMON_RULES)

@@ -111,8 +111,13 @@ def _pairs(c: ConfigReader) -> PoolerSpec:
     return PoolerSpec(("classify",), classifier=classifier, encodes_pairs=False, pair=pair)
 
 
+def _describe_ranking(c: ConfigReader) -> Decoder:
+    """Jina's reranker: the text of Qwen2-VL, which reads a pair of texts."""
+    return QWEN2.describe(c)
+
+
 RANKING = pooling_family(
-    QWEN2,
+    replace(QWEN2, describe=_describe_ranking),
     ("JinaVLForRanking",),
     _pairs,
     (

@@ -1,15 +1,28 @@
-"""LFM2: gated short convolutions, and attention in some layers; with experts or without."""
+"""LFM2 and LFM3."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import EMBEDDING_RULES, attention, num_layers_of, read_kinds, stack
+from quire.models.families.llama import (
+    EMBEDDING_RULES,
+    attention,
+    biases,
+    context_of,
+    head_dim_of,
+    layer_rules,
+    num_layers_of,
+    read_kinds,
+    stack,
+    window_of,
+)
 from quire.models.families.mixtures import expert_rules, experts_of, router_rule, select_bias_rule
 from quire.models.mixers.recurrent.spec import ShortConv
+from quire.models.positions import ProportionalScaling, Rope
+from quire.models.rope_config import SCALINGS, rope_from
 from quire.models.rules import Family, rule
-from quire.models.spec import Block, Decoder, Mlp, Moe, Norm
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm
 
 _STORED, _OURS = "{prefix}layers.{layer}.", "layers.{layer}."
 _NAMES = {
@@ -38,12 +51,14 @@ RULES = (
 )
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def _describe_lfm2(c: ConfigReader) -> Decoder:
+    """LFM2: gated short convolutions, and attention in some layers."""
     _check_old_keys(c)
     return _hybrid(c, [_mlp(c)] * num_layers_of(c))
 
 
 def _describe_experts(c: ConfigReader) -> Decoder:
+    """LFM2 with experts after dense layers."""
     depth = num_layers_of(c)
     num_dense = c.integer("num_dense_layers", 2, minimum=0, maximum=depth)
     dense, experts = Mlp(c.integer("intermediate_size", 7168)), _experts(c)
@@ -71,7 +86,7 @@ def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
         bias=c.flag("conv_bias", False),
     )
     mixers = {"full_attention": full, "conv": replace(full, mixer=conv)}
-    pairs = zip(_layer_types(c), feeds, strict=True)
+    pairs = zip(_lfm2_layer_types(c), feeds, strict=True)
     blocks = [replace(mixers[kind], mlp=feed) for kind, feed in pairs]
     # the first files call the key tie_embedding
     return stack(c, blocks, tie=c.flag("tie_embedding", c.flag("tie_word_embeddings", True)))
@@ -92,7 +107,7 @@ def _check_old_keys(c: ConfigReader) -> None:
     c.only("use_pos_enc", True)
 
 
-def _layer_types(c: ConfigReader) -> list[str]:
+def _lfm2_layer_types(c: ConfigReader) -> list[str]:
     """`layer_types`, or in old files the numbers of the layers with attention."""
     depth = num_layers_of(c)
     attending = c.raw("full_attn_idxs", list(range(depth)))
@@ -113,7 +128,7 @@ def _mlp(c: ConfigReader) -> Mlp:
     return Mlp(width)
 
 
-FAMILY = Family(("Lfm2ForCausalLM",), _describe, RULES)
+LFM2 = Family(("Lfm2ForCausalLM",), _describe_lfm2, RULES)
 MOE = Family(
     ("Lfm2MoeForCausalLM",),
     _describe_experts,
@@ -123,4 +138,82 @@ MOE = Family(
         *expert_rules("feed_forward.experts", ("w1", "w3", "w2")),
         *RULES,
     ),
+)
+
+
+_ROTATED = ("full_attention", "sliding_attention")
+
+
+def _describe_lfm3(c: ConfigReader) -> Decoder:
+    """LFM3: LFM2 with norms after the parts, one gate for each head, and windows in some layers."""
+    norm = Norm("rms", c.number("norm_eps", 1e-5))
+    has_gate = c.flag("use_attention_gate", True)
+    full = attention(
+        c,
+        usual_dim=128,
+        rope=None,
+        qk_norm=norm,
+        gate="per_head" if has_gate else "none",
+        **biases(c),
+    )
+    ropes = _ropes(c)
+    conv = ShortConv(
+        c.integer("hidden_size"),
+        c.integer("conv_L_cache", 7, minimum=2),
+        c.flag("conv_bias", False),
+    )
+    mixers: dict[str, Attention | ShortConv] = {
+        "full_attention": replace(full, rope=ropes["full_attention"]),
+        "sliding_attention": replace(
+            full, rope=ropes["sliding_attention"], window=window_of(c, 256)
+        ),
+        "conv": conv,
+    }
+    block = Block(
+        conv,
+        Mlp(c.integer("intermediate_size", 7680)),
+        norm,
+        post=c.flag("use_sandwich_norm", True),
+    )
+    blocks = [replace(block, mixer=mixers[kind]) for kind in _lfm3_layer_types(c)]
+    return stack(c, blocks, tie=c.flag("tie_word_embeddings", True))
+
+
+def _lfm3_layer_types(c: ConfigReader) -> list[str]:
+    depth = num_layers_of(c)
+    by_turn = ("sliding_attention", "conv", "full_attention", "conv")
+    usual = ["conv" if i == 0 else by_turn[i % 4] for i in range(depth)]
+    return read_kinds(c, "layer_types", (*_ROTATED, "conv"), usual)
+
+
+def _ropes(c: ConfigReader) -> dict[str, Rope]:
+    dim = head_dim_of(c, 128)
+    section = c.section("rope_parameters")
+    if section is None:
+        full = Rope(1e6, dim, ProportionalScaling(dim // 4))
+        return {"full_attention": full, "sliding_attention": Rope(1e4, dim)}
+    kinds, context = (*SCALINGS, "proportional"), context_of(c)
+    sections = {kind: section.section(kind) for kind in _ROTATED}
+    return {
+        kind: rope_from(found, dim, 1e4, 1.0, context, kinds, None)
+        for kind, found in sections.items()
+    }
+
+
+LFM3 = Family(
+    ("Lfm3ForCausalLM",),
+    _describe_lfm3,
+    (
+        *layer_rules(
+            {
+                "post_operator_norm": "attn_post",
+                "post_ffn_norm": "mlp_post",
+                "self_attn.g_proj": "attn.gate",
+                "self_attn.o_proj": "attn.o",
+                **{f"self_attn.{part}_norm": f"attn.{part}_norm" for part in "qk"},
+            }
+        ),
+        *RULES,
+    ),
+    other_ends=(("self_attn.g_proj.weight", "self_attn.gate_proj.weight"),),
 )

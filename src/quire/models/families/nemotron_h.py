@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import ACTIVATIONS, attention, context_of, layer_rules
-from quire.models.families.mamba import MAMBA2_NAMES, RULES, mixer_rules
-from quire.models.families.mamba2 import divisor_of
+from quire.models.families.mamba import MAMBA2_NAMES, STACK_RULES, divisor_of, mixer_rules
 from quire.models.families.mixtures import (
     deepseek_experts_of,
     expert_rules,
@@ -138,7 +137,7 @@ FAMILY = Family(
                 **{f"mixer.{part}_proj": f"mlp.{part}" for part in ("up", "down")},
             }
         ),
-        *RULES,
+        *STACK_RULES,
     ),
     prefix="backbone.",
     ignored=(r"mtp\..*",),

@@ -1,27 +1,32 @@
-"""OLMo 1 to 3, and its mixtures of experts."""
+"""OLMo 1 to 3, its mixtures of experts, and its hybrid."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from quire.models.config_reader import ConfigReader
+from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import (
+    LAYER,
     RULES,
     attention,
     biases,
     context_of,
     head_dim_of,
+    layer_rules,
     mlp,
     norm_rules,
+    num_layers_of,
+    read_kinds,
     rms,
     sliding_blocks,
     stack,
     window_of,
 )
 from quire.models.families.mixtures import QWEN_RULES, experts_of
+from quire.models.mixers.recurrent.spec import GatedDelta
 from quire.models.rope_config import read_ropes
-from quire.models.rules import Family
-from quire.models.spec import Block, Decoder, Norm
+from quire.models.rules import Family, Rule, rule
+from quire.models.spec import Attention, Block, Decoder, Norm
 
 
 def _describe_olmo(c: ConfigReader) -> Decoder:
@@ -96,3 +101,87 @@ def _describe_flex_olmo(c: ConfigReader) -> Decoder:
 
 
 FLEX_OLMO = Family(("FlexOlmoForCausalLM",), _describe_flex_olmo, OLMO2_RULES + QWEN_RULES)
+
+
+_FULL, _LINEAR = "full_attention", "linear_attention"
+
+
+def _describe_olmo_hybrid(c: ConfigReader) -> Decoder:
+    """OLMo Hybrid: gated delta nets that may turn their states over, and OLMo 3's attention without
+    rotation or with it.
+    """
+    norm = rms(c, 1e-6)
+    section = c.raw("rope_parameters", None)
+    # a base of null in rope_parameters stands for no rotation
+    theta = section.get("rope_theta") if isinstance(section, dict) else None
+    has_rope = "rope_theta" in c or theta is not None
+    facts: dict[str, Any] = {} if has_rope else {"rope": None}
+    attn = attention(c, qk_norm=norm, qk_norm_over="full", **biases(c), **facts)
+    delta = _delta(c, attn)
+    feed = mlp(c)
+    blocks = [
+        Block(attn, feed, norm, pre=False, post=True) if kind == _FULL else Block(delta, feed, norm)
+        for kind in _kinds(c)
+    ]
+    return stack(c, blocks)
+
+
+def _kinds(c: ConfigReader) -> list[str]:
+    usual = [_FULL if i % 4 == 3 else _LINEAR for i in range(num_layers_of(c))]
+    # as transformers has it: a model of less than four layers attends in its last
+    if _FULL not in usual:
+        usual[-1] = _FULL
+    return read_kinds(c, "layer_types", (_FULL, _LINEAR), usual)
+
+
+def _delta(c: ConfigReader, attn: Attention) -> GatedDelta:
+    c.only("hidden_act", "silu")
+    key_heads = c.integer("linear_num_key_heads", attn.heads)
+    value_heads = c.integer("linear_num_value_heads", attn.heads)
+    if value_heads % key_heads:
+        allowed = f"a divisor of linear_num_value_heads={value_heads}"
+        raise unsupported("linear_num_key_heads", key_heads, allowed)
+    key_dim = c.integer("linear_key_head_dim", int(0.75 * c.integer("hidden_size") / key_heads))
+    return GatedDelta(
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=key_dim,
+        value_dim=c.integer("linear_value_head_dim", 2 * key_dim),
+        kernel=c.integer("linear_conv_kernel_dim", 4, minimum=2),
+        norm_eps=1e-5,  # whatever rms_norm_eps is
+        strength=2.0 if c.flag("linear_allow_neg_eigval", True) else 1.0,
+    )
+
+
+_PARTS = {
+    **{f"linear_attn.{part}_proj": f"mixer.{part}" for part in "qkvab"},
+    **{f"linear_attn.{part}_conv1d": f"mixer.{part}_conv" for part in "qkv"},
+    "linear_attn.g_proj": "mixer.z",
+    "linear_attn.o_norm": "mixer.norm",
+    "linear_attn.o_proj": "mixer.out",
+}
+
+
+def _rules(decoder: Decoder) -> tuple[Rule, ...]:
+    """Norms lie around the parts, whose names therefore depend on the layer."""
+    return (
+        *layer_rules(_PARTS),
+        rule(LAYER + "linear_attn.A_log", "layers.{layer}.mixer.decay_log"),
+        rule(LAYER + "linear_attn.dt_bias", "layers.{layer}.mixer.step_bias"),
+        *norm_rules(
+            attn_pre="attention_layer_norm",
+            mlp_pre="feedforward_layer_norm",
+            attn_post="post_attention_layernorm",
+            mlp_post="post_feedforward_layernorm",
+        ),
+        *RULES,
+    )
+
+
+OLMO_HYBRID = Family(
+    ("OlmoHybridForCausalLM",),
+    _describe_olmo_hybrid,
+    _rules,
+    # in files that transformers has written
+    other_ends=((".post_attention_layernorm.weight", ".feedforward_layer_norm.weight"),),
+)

@@ -1,4 +1,4 @@
-"""OPT: learned positions that begin at the third row of their table, layer norms, relu."""
+"""OPT and BioGPT, whose positions begin at the third row of their table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ RULES = (
 )
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def _describe_opt(c: ConfigReader) -> Decoder:
+    """OPT: learned positions that begin at the third row of their table, layer norms, relu."""
     c.only("do_layer_norm_before", True)  # the 350m model normalises after its sub-layers
     c.only("word_embed_proj_dim", c.integer("hidden_size"))
     c.only("_remove_final_layer_norm", False)
@@ -42,4 +43,52 @@ def _describe(c: ConfigReader) -> Decoder:
     )
 
 
-FAMILY = Family(("OPTForCausalLM",), _describe, RULES, prefix="model.decoder.")
+OPT = Family(("OPTForCausalLM",), _describe_opt, RULES, prefix="model.decoder.")
+
+
+_RULES = (
+    rule("{prefix}embed_tokens.weight", "embed.weight"),
+    rule("{prefix}embed_positions.weight", "positions.weight"),
+    rule("{prefix}layer_norm.{leaf}", "norm.{leaf}"),
+    rule("output_projection.{leaf}", "head.{leaf}"),
+    *layer_rules(
+        {
+            **{f"self_attn.{part}_proj": f"attn.{part}" for part in "qkv"},
+            "self_attn.out_proj": "attn.o",
+            "self_attn_layer_norm": "attn_pre",
+            "final_layer_norm": "mlp_pre",
+            "fc1": "mlp.up",
+            "fc2": "mlp.down",
+        }
+    ),
+)
+# fairseq, where it was trained, counts positions from the padding token's id + 1
+_FIRST_POSITION = 2
+
+
+def _describe_biogpt(c: ConfigReader) -> Decoder:
+    """BioGPT: learned positions that begin at the third row of their table, layer norms, a scaled
+    embedding.
+    """
+    c.ignore("layer_norm_eps")  # which no implementation reads
+    c.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "layerdrop")
+    norm = Norm("layer", 1e-5, bias=True)
+    attn = attention(c, rope=None, qkv_bias=True, o_bias=True)
+    is_scaled = c.flag("scale_embedding", True)
+    return stack(
+        c,
+        Block(attn, mlp(c, act="gelu", gated=False, bias=True), norm),
+        embed_scale=c.integer("hidden_size") ** 0.5 if is_scaled else 1.0,
+        learned_positions=context_of(c),
+        position_offset=_FIRST_POSITION,
+        tie=c.flag("tie_word_embeddings", True),
+    )
+
+
+BIOGPT = Family(
+    ("BioGptForCausalLM",),
+    _describe_biogpt,
+    _RULES,
+    prefix="biogpt.",
+    ignored=(r"output_projection\..*",),
+)

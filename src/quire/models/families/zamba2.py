@@ -17,8 +17,7 @@ from quire.models.families.llama import (
     rms,
     stack,
 )
-from quire.models.families.mamba import MAMBA2_NAMES, mixer_rules
-from quire.models.families.mamba2 import divisor_of
+from quire.models.families.mamba import MAMBA2_NAMES, divisor_of, mixer_rules
 from quire.models.mixers.recurrent.spec import Mamba2
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family, Rule, rule

@@ -1,4 +1,4 @@
-"""MPT: linear biases (ALiBi) in place of positions, layer norms without bias."""
+"""Decoders with linear biases in place of positions: BLOOM and MPT."""
 
 from __future__ import annotations
 
@@ -13,10 +13,57 @@ from quire.models.families.llama import (
 )
 from quire.models.positions import Alibi
 from quire.models.reading.listed import IRRELEVANT
-from quire.models.rules import Family
+from quire.models.rules import Family, rule
 from quire.models.spec import Attention, Block, Decoder, Mlp
 
-RULES = (
+_LAYER = "{prefix}h.{layer}."
+BLOOM_RULES = (
+    rule("{prefix}word_embeddings_layernorm.{leaf}", "embed_norm.{leaf}"),
+    *top_rules("word_embeddings", "ln_f"),
+    *layer_rules(
+        {"self_attention.query_key_value": "attn.q attn.k attn.v"}, at=_LAYER, step="by_head"
+    ),
+    *layer_rules(
+        {
+            "input_layernorm": "attn_pre",
+            "self_attention.dense": "attn.o",
+            "post_attention_layernorm": "mlp_pre",
+            "mlp.dense_h_to_4h": "mlp.up",
+            "mlp.dense_4h_to_h": "mlp.down",
+        },
+        at=_LAYER,
+    ),
+)
+_TRAINED_LENGTH = 2048
+"""The context of files that name none; biases have no end."""
+
+
+def _describe_bloom(c: ConfigReader) -> Decoder:
+    """BLOOM: linear biases (ALiBi) in place of positions, a norm on embeddings, biases
+    everywhere.
+    """
+    # published files have the names at the right, transformers writes those at the left
+    c.rename(hidden_size="n_embed", num_attention_heads="n_head", num_hidden_layers="n_layer")
+    c.only("apply_residual_connection_post_layernorm", False)
+    width = 4 * c.integer("hidden_size")
+    c.only("n_inner", width)
+    for fusion in ("offset_alibi", "skip_bias_add", "skip_bias_add_qkv"):
+        c.raw(fusion, None)  # how another library computes the same
+    norm = layer_norm(c, "layer_norm_epsilon")
+    attn = attention(c, rope=None, alibi=Alibi(), qkv_bias=True, o_bias=True)
+    return stack(
+        c,
+        Block(attn, Mlp(width, "gelu_tanh", gated=False, bias=True), norm),
+        embed_norm=norm,
+        context=c.integer("seq_length", _TRAINED_LENGTH),
+        tie=c.flag("tie_word_embeddings", True),
+    )
+
+
+BLOOM = Family(("BloomForCausalLM",), _describe_bloom, BLOOM_RULES, prefix="transformer.")
+
+
+MPT_RULES = (
     *top_rules("wte", "norm_f"),
     *layer_rules(
         {
@@ -32,7 +79,8 @@ RULES = (
 )
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def _describe_mpt(c: ConfigReader) -> Decoder:
+    """MPT: linear biases (ALiBi) in place of positions, layer norms without bias."""
     c.rename(
         hidden_size="d_model",
         num_attention_heads="n_heads",
@@ -70,4 +118,4 @@ def _attention(c: ConfigReader) -> Attention:
     )
 
 
-FAMILY = Family(("MptForCausalLM", "MPTForCausalLM"), _describe, RULES, prefix="transformer.")
+MPT = Family(("MptForCausalLM", "MPTForCausalLM"), _describe_mpt, MPT_RULES, prefix="transformer.")
