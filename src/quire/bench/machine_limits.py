@@ -25,9 +25,7 @@ _READ_BYTES = 512 << 20
 _SMALLEST, _LARGEST = 64, 2048
 """Rows and columns of torch's matrices."""
 _BUDGET_S = 0.4
-"""Seconds for the products of one dtype, which may be emulated: then a large one would take
-minutes.
-"""
+"""Seconds for the products of a dtype: an emulated one would take minutes if large."""
 _TILES = 64
 _ROUNDS = 20_000
 """Multiply-adds of a tile and chain: with _TILES, ten milliseconds or so for two threads."""
@@ -36,9 +34,7 @@ _OPERANDS = {"float32": "f32", "float16": "f32", "bfloat16": "bf16", "int8": "in
 
 
 class MachineLimits(msgspec.Struct, frozen=True):
-    """The most that `num_threads` threads reach: bytes read and operations per second, and which
-    loops said so.
-    """
+    """Limits of `num_threads` threads: bytes and operations per second, and which loops said so."""
 
     read_bytes_per_s: float
     read_by: str
@@ -54,9 +50,7 @@ class LimitProbe:
     """
 
     def __init__(self, operand: str, num_threads: int, runtime: CpuRuntime | None = None) -> None:
-        """`runtime` has the threads and instructions to measure with; None makes one like an
-        engine's.
-        """
+        """`runtime`: threads and instructions to measure with; None makes one like an engine's."""
         self._num_threads = num_threads
         self._operand = _OPERANDS[operand]
         native, _ = find_native()

@@ -41,9 +41,7 @@ _INTEGERS = (
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """`num_requests` of `input_len` + `output_len` tokens each, of which at most `num_rows` run
-    together.
-    """
+    """`num_requests` of `input_len` + `output_len` tokens, at most `num_rows` together."""
 
     num_requests: int
     input_len: int
@@ -185,9 +183,7 @@ def _layer_weights(decoder: Decoder) -> int:
 
 
 def _layer_weights_read(decoder: Decoder, num_rows: int) -> float:
-    """Weights that some row uses, without the head. Of the experts, each is chosen by a row with
-    equal chance.
-    """
+    """Weights that some row uses, without the head; rows choose experts with equal chance."""
     head = _head_weights(decoder)
     active, whole = active_parameters(decoder) - head, _layer_weights(decoder)
     if active >= whole:

@@ -88,9 +88,7 @@ class GrammarCompiler:
     def _prelude(
         self, form: StructuredOutputsParams
     ) -> tuple[Callable[[], Prelude] | None, list[Future[Any]]]:
-        """A maker for the prelude of a form (None: it has none), and the futures that have to be
-        done before.
-        """
+        """The maker of a form's prelude (None: it has none), and the futures to be done before."""
         if form.starts_after is None:
             return None, []
         if form.starts_after_ids:

@@ -33,9 +33,7 @@ class GrammarLibraries:
             self._library(kind)
 
     def compile(self, source: GrammarSource) -> Form:
-        """Compile a source. Raises GrammarError if it is invalid, cannot be enforced, is too large,
-        or matches nothing.
-        """
+        """Compile a source. Raises GrammarError: invalid, not enforceable, too large, empty."""
         special = [text for text in self._vocabulary.special_texts if text]
         form = lowered(source, special)
         # of the lowered form: what is enforced can be read from its few keywords

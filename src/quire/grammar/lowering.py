@@ -1,6 +1,4 @@
-"""Turns requested forms into what libraries compile: schemas unfolded, structural tags written as
-a grammar.
-"""
+"""Turns requested forms into what libraries compile: unfolded schemas, tags as a grammar."""
 
 from __future__ import annotations
 

@@ -58,9 +58,7 @@ def narrowed(pattern: str) -> str:
 
 
 def terminal(pattern: str) -> str:
-    """A pattern between slashes, as grammars in Lark's notation have it: the slashes in it are
-    escaped.
-    """
+    """A pattern between slashes, as in Lark's notation: the slashes in it are escaped."""
     text, is_escaped = [], False
     for char in pattern:
         # a line end would end the rule

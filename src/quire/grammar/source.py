@@ -19,9 +19,7 @@ fills its budget with blanks.
 
 
 class GrammarSource(msgspec.Struct, frozen=True):
-    """A requested form. `whitespace` "" allows none between tokens of JSON; `openness`: see
-    `Openness`.
-    """
+    """A requested form. `whitespace` "": none between tokens; `openness`: see `Openness`."""
 
     kind: str
     text: str

@@ -173,9 +173,7 @@ class _Writer:
         return self._tag_items(given, _need(given, "begin", str, "tag"))
 
     def _tag_items(self, given: _Tag, begin: str) -> list[_Item]:
-        """The items of a tag that begins with `begin`: with its own beginning, or what a trigger
-        leaves of it.
-        """
+        """The items of a tag with its own beginning, or what a trigger leaves of `begin`."""
         ends = given.get("end")
         ends = [ends] if isinstance(ends, str) else ends
         if not isinstance(ends, list) or not ends or not all(isinstance(e, str) for e in ends):

@@ -64,9 +64,7 @@ class ThinkingBudget:
 
     @property
     def forced(self) -> int | None:
-        """The only token that is allowed now; None: any. An end delimiter that has begun is
-        continued.
-        """
+        """The only allowed token, which continues an end delimiter; None: any is allowed."""
         if self._count is None or self._count < self._limit.budget:
             return None
         end = self._limit.end_ids

@@ -66,9 +66,7 @@ class Vocabulary:
         return self.special_ids
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The ids that the tokenizer writes a text with; texts of control tokens are letters like
-        all others.
-        """
+        """The tokenizer's ids of a text; texts of control tokens are letters like all others."""
         if isinstance(text, bytes):
             text = text.decode()
         return list(self._library.encode(text, add_special_tokens=False).ids)

@@ -26,9 +26,7 @@ def bind_thread(cpus: Collection[int]) -> None:
 
 @contextlib.contextmanager
 def bound_thread(cpus: Collection[int]) -> Iterator[None]:
-    """`bind_thread` for the calling thread while the block runs; threads that the block starts stay
-    bound.
-    """
+    """`bind_thread` for the calling thread in a block; threads started there stay bound."""
     if not cpus or not hasattr(os, "sched_getaffinity"):
         yield
         return

@@ -18,9 +18,7 @@ class GpuFacts(msgspec.Struct, frozen=True):
 
     @property
     def has_fp8(self) -> bool:
-        """Whether it has instructions that widen and multiply 8-bit floats (e4m3): Ada, Hopper and
-        later.
-        """
+        """Whether it widens and multiplies 8-bit floats (e4m3): Ada, Hopper and later."""
         return self.capability >= (8, 9)
 
 

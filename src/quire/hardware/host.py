@@ -1,6 +1,4 @@
-"""Resources of this process: cores, CPU features and memory, inside the limits of its
-container, and a GPU.
-"""
+"""This process's cores, CPU features, memory and GPU, within the limits of its container."""
 
 from __future__ import annotations
 
@@ -124,9 +122,7 @@ def cpu_quota(read: Read) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimit:
-    """A limit of this process and its children in bytes, what is left of it for the engine, and its
-    name.
-    """
+    """A limit of this process and its children in bytes, what the engine has of it, its name."""
 
     limit: int
     free: int
@@ -182,9 +178,7 @@ def _machine_memory(read: Read) -> tuple[int, int]:
 
 
 def _cgroup_limits(read: Read) -> list[tuple[int, int]]:
-    """(limit, used) of each control group that has a limit; file cache that can be dropped is not
-    used.
-    """
+    """(limit, used) of each control group with a limit; droppable file cache is not used."""
     found = []
     for folder in _cgroup_folders(read, ""):
         limit, used = read(f"{folder}/memory.max").strip(), read(f"{folder}/memory.current").strip()

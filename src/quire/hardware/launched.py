@@ -30,9 +30,7 @@ class LaunchedProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launched_process(environ: Mapping[str, str]) -> LaunchedProcess:
-    """Read the variables. One process needs none. Raises InvalidParameter for a missing or a
-    senseless one.
-    """
+    """Read the variables; one process needs none. Raises InvalidParameter for bad ones."""
     size = _number(environ, "WORLD_SIZE", 1, least=1)
     if size > 1:
         for name in _NEEDED:

@@ -79,9 +79,7 @@ def find_gpu(load: Load = open_driver) -> tuple[GpuFacts | None, str]:
 
 
 def gpu_bytes_in_use(load: Load = open_driver) -> int | None:
-    """Bytes in use, by any process, of the first GPU that this one may use; None where
-    that cannot be told.
-    """
+    """Bytes that processes use of this one's first GPU; None where that cannot be told."""
     try:
         *_, uuid = _first_device(_library(load, "libcuda.so.1"))
         memory = _memory_of(_library(load, "libnvidia-ml.so.1"), uuid)
@@ -98,9 +96,7 @@ def torch_cuda_version(text: str | None = None) -> str | None:
 
 
 def torch_for_other_gpus(text: str | None = None) -> str:
-    """The kind of GPU that is not NVIDIA's and that the installed torch was built for; empty if
-    there is none.
-    """
+    """The GPUs that are not NVIDIA's and that torch was built for; empty if there are none."""
     for key, kind in (("hip", "AMD GPUs (ROCm {})"), ("xpu", "Intel GPUs (XPU {})")):
         version = _torch_built_for(key, text)
         if version is not None:

@@ -12,9 +12,7 @@ OVER_TIME = signal.SIGPROF
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Let this process take `num_bytes` of address space beyond what it has, and leave no core
-    file.
-    """
+    """Let this process take `num_bytes` more of address space, and leave no core file."""
     import psutil
 
     used = psutil.Process().memory_info().vms

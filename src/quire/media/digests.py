@@ -18,9 +18,7 @@ from quire.encodable import to_json
 DIGEST_BYTES = 32
 
 _RUN = os.urandom(16)
-"""Part of names that callers give: a file of K/V or another engine may know the same id of another
-picture.
-"""
+"""Part of names that callers give: elsewhere the same id may be of another picture."""
 _ALGORITHMS = {"sha256": hashlib.sha256, "sha512": hashlib.sha512}
 
 

@@ -37,9 +37,7 @@ class LoadedPicture:
 
 
 class PictureLoader:
-    """Loads pictures with the settings of a model; `background` is the colour under transparent
-    pixels.
-    """
+    """Loads pictures with a model's settings; `background`: the colour under transparency."""
 
     def __init__(
         self,

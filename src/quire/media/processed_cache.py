@@ -41,9 +41,7 @@ class ProcessedCache:
             self.num_bytes -= old.num_bytes
 
     def name(self, uuid: bytes, digest: bytes) -> None:
-        """Remember which picture a caller's id (`uuid_digest`) stands for: the last one that came
-        with it.
-        """
+        """Remember the picture of a caller's id (`uuid_digest`): the last that came with it."""
         # ids are bounded by number: clients choose them, and they outlive their pictures here
         self._uuids[uuid] = digest
         self._uuids.move_to_end(uuid)

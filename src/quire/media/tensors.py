@@ -26,9 +26,7 @@ MOST_BYTES = 1 << 30
 """Bytes of a tensor that a request may bring."""
 _MOST_HEADER = 1 << 20
 _MOST_PICKLE = 1 << 16
-"""Most bytes of a pickle: that of one tensor has some 200, and so has its archive's directory for
-each record.
-"""
+"""Most bytes of a pickle: one tensor's has some 200, as its archive's directory per record."""
 _MOST_AXES = 8
 _FORMS = "it must be base64 of a file of safetensors, numpy (.npy) or torch.save with one tensor"
 _FLOATS = "float16, bfloat16 or float32"

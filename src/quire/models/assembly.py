@@ -153,9 +153,7 @@ class Assembly:
         return self._make.leaves_of
 
     def embedding(self, target: LookUp | None) -> Embedding | DraftStage | StageInput:
-        """The first stage; that of a draft network looks tokens up in the `target`'s table where
-        it has none.
-        """
+        """The first stage; a draft network without a table looks tokens up in the `target`'s."""
         if not self._spec.embeds:
             return self._stage_input()
         if isinstance(self._spec, DraftDecoder):

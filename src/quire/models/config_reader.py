@@ -32,9 +32,7 @@ _REQUIRED: Any = object()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model folder, or the part of it that is about text: see
-    `read_whole_config`.
-    """
+    """The config.json of a model folder, or its part about text: see `read_whole_config`."""
     return text_part(read_whole_config(folder))
 
 
@@ -54,9 +52,7 @@ def read_whole_config(folder: Path) -> dict[str, Any]:
 def unsupported(
     key: str, value: object, allowed: str, file: str = "config.json"
 ) -> UnsupportedConfigValue:
-    """The refusal of a known key at a value that is not implemented: names file, key, value and
-    what would do.
-    """
+    """The refusal of a known key's value that is not implemented; names what would do."""
     shown = repr(value)
     if len(shown) > _MAX_SHOWN:
         shown = shown[: _MAX_SHOWN - 3] + "..."
@@ -87,16 +83,12 @@ def token_ids(key: str, value: object, vocab_size: int, file: str = "config.json
 
 
 class ConfigReader:
-    """Typed access to one JSON object of a config that remembers which keys were read, and to the
-    objects within it.
-    """
+    """Typed access to a JSON object of a config and those within it; remembers the keys read."""
 
     def __init__(
         self, config: Mapping[str, Any], where: str = "", *, is_part: bool = False
     ) -> None:
-        """`where` stands before the keys in errors; is_part: of a config, without the irrelevant
-        keys of whole ones.
-        """
+        """`where` stands before keys in errors; is_part: without the irrelevant keys of wholes."""
         self._config = config
         self._where = where
         self._is_part = is_part
@@ -166,9 +158,7 @@ class ConfigReader:
         return float(value)
 
     def bound(self, key: str, absent: float | None) -> Any:
-        """A positive number, or None where the file says null; `absent` is what a missing key
-        means.
-        """
+        """A positive number, or None where the file says null; `absent`: of a missing key."""
         name = self._name(key)
         self._taken.add(name)
         if name in self._config and self._config[name] is None:

@@ -1,6 +1,4 @@
-"""Costs of a spec: parameters, arithmetic and traffic per token. Functions of the spec, the same
-for all families.
-"""
+"""Costs of a spec per token: parameters, arithmetic and traffic, the same for all families."""
 
 from __future__ import annotations
 
@@ -45,18 +43,14 @@ def table_parameters(decoder: Decoder) -> int:
 
 
 def flops_per_token(decoder: Decoder, context: int = 0) -> int:
-    """Multiplications and additions for one new token that sees `context` tokens in its full
-    layers.
-    """
+    """Multiplications and additions for a new token that sees `context` tokens in full layers."""
     weights = active_parameters(decoder) + num_repeated_parameters(decoder)
     mixers = (mixer for block in decoder.blocks for mixer in single_mixers(block.mixer))
     return 2 * weights + sum(mixer.flops(context) for mixer in mixers)
 
 
 def coded_tensors(family: Family, decoder: Decoder, storage: Storage) -> list[StoredTensor]:
-    """The tensors that are stored as codes; those of layers alone where the config does not say
-    which.
-    """
+    """The tensors stored as codes; those of layers alone where the config does not say."""
     stored = [tensor.in_codes(storage) for tensor in tensor_map(family, decoder)]
     return [t for t in stored if t.layout is not None and not _is_left_to_files(t, storage)]
 

@@ -143,9 +143,7 @@ class KVPool:
         return math.ceil(blocks / (1 - SNAPSHOT_SHARE)) if has_states else blocks
 
     def longest(self, num_blocks: int, limit: int, *, is_chunked: bool) -> int:
-        """The longest request, at most `limit`, that can run in `num_blocks`; 0 if there is no such
-        request.
-        """
+        """The longest request, at most `limit`, that `num_blocks` can run; 0 if there is none."""
         usable = num_blocks - 1  # the null block is never allocated
         low, high = 0, limit
         # a longer request never needs fewer blocks
@@ -186,9 +184,7 @@ class KVPool:
 def memories_of(
     decoders: Iterable[Decoder | ForeignDecoder],
 ) -> tuple[LayerMemory | None, ...]:
-    """The memories of the layers of these models, one model after the other. A layer without a
-    mixer has none.
-    """
+    """The memories of the layers of these models in order. A layer without a mixer has none."""
     return tuple(memory for decoder in decoders for memory in decoder.memories)
 
 
@@ -286,9 +282,7 @@ def _num_slots(counts: list[int]) -> int:
 def _with_full_pages(
     groups: list[KVGroup], memories: Sequence[LayerMemory | None], number: NumberBytes
 ) -> list[KVGroup]:
-    """The groups with block sizes that fill the pages of slot 0, which has every group's largest
-    layer.
-    """
+    """The groups with block sizes that fill the pages of slot 0: every group's largest layer."""
     firsts = [memories[group.layers[0]] for group in groups]
     largest = max((m.numbers_per_token for m in firsts if isinstance(m, TokenMemory)), default=0)
     grown = []

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 MemoryKind = Literal["full", "sliding", "source", "state", "none"]
-"""Memory of a layer: every token, those of a window, a second content, one state per request,
-nothing.
-"""
+"""Memory of a layer: every token, a window's, a second content, a state per request, nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +144,4 @@ TokenMemory = KeyValues | Latents
 """Memory that grows with every token."""
 
 LayerMemory = TokenMemory | RecurrentState
-"""Memory of a layer. None in its place stands for a mixer that sees the step's own tokens and keeps
-nothing.
-"""
+"""Memory of a layer; None: its mixer sees the step's own tokens and keeps nothing."""

@@ -227,9 +227,7 @@ def make_projected(
 
 
 def make_join(ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: float) -> Join:
-    """Make the end of a sub-layer: x plus scale * post(delta), and that sum normed by `pre` for the
-    next one.
-    """
+    """Make the end of a sub-layer: x + scale * post(delta), normed by `pre` for the next one."""
 
     def plain(x: Tensor, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         total = ops.add(x, delta, scale)

@@ -1,6 +1,4 @@
-"""Makes the weights of a decoder's parts: takes leaves, and packs them as the recipe and the ops
-provider have it.
-"""
+"""Makes the weights of a decoder's parts: leaves, packed as recipe and ops provider have it."""
 
 from __future__ import annotations
 
@@ -90,9 +88,7 @@ class Maker:
         return self.weights.device
 
     def format_of(self, role: Role, leaf: str | None = None) -> WeightFormat | None:
-        """The format of projections of this role, or of this leaf; None: in the model's
-        dtype.
-        """
+        """The format of projections of this role, or of this leaf; None: the model's dtype."""
         return self._recipe.format_of(role, leaf)
 
     def format_for(
@@ -402,9 +398,7 @@ class Maker:
         return own_segments(units * workers, inputs * workers, group, workers)
 
     def rotary(self, rope: Rope | None) -> RotaryTable | None:
-        """The table of a rotation, one for all layers that have the same; None where nothing
-        rotates.
-        """
+        """The table of a rotation, one for all layers with the same; None: nothing rotates."""
         if rope is None:
             return None
         if rope not in self._tables:

@@ -64,9 +64,7 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """Only the first `turning` of the frequencies turn, divided by `factor`; the others are zero
-    (Gemma 4).
-    """
+    """Only the first `turning` frequencies turn, divided by `factor`; others are 0 (Gemma 4)."""
 
     turning: int
     factor: float = 1.0

@@ -45,9 +45,7 @@ axis; boxed: an axis between two leading ones of length one and one after it.
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One checkpoint tensor (`source`) and the canonical parameters (`targets`) that it holds after
-    `steps`.
-    """
+    """One checkpoint tensor (`source`) and the parameters (`targets`) it holds after `steps`."""
 
     source: str
     targets: tuple[str, ...]
@@ -154,9 +152,7 @@ class StoredTensor:
         return f"{self.module}{'_' if len(self.shape) > 2 else '.'}{part}"
 
     def in_codes(self, storage: Storage) -> StoredTensor:
-        """The tensor as the storage has it: codes where it is the weight of a linear module that
-        has a layout.
-        """
+        """The tensor as the storage has it: codes for a linear module that has a layout."""
         is_weight = self.name.endswith(".weight") and not set(self.steps) & _NOT_LINEAR
         layout = self._layout(storage) if is_weight else None
         if "stacked" in self.steps and "joined" not in self.steps:
@@ -176,9 +172,7 @@ class StoredTensor:
         return replace(self, shape=(*self.shape[:-2], *self.shape[:-3:-1]), steps=steps)
 
     def _layout(self, storage: Storage) -> CodeLayout | None:
-        """The layout of its module; tools name by either name what they leave as it is, or what
-        not.
-        """
+        """The layout of its module; tools name by either name what they leave as it is."""
         layout = storage.layout_of(self.module)
         if not self.own_name or (layout is None) != storage.lists_codes:
             return layout

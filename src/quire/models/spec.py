@@ -114,9 +114,7 @@ class Attention:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions, apart from those with weights, for a token that sees
-        `context` tokens.
-        """
+        """Operations apart from those with weights, for a token that sees `context` tokens."""
         if self.memory is not None:
             seen = self.memory.num_seen(context)
         else:
@@ -252,9 +250,7 @@ class BlockAttention:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions, apart from those with weights, for a token that sees
-        `context` tokens.
-        """
+        """Operations apart from those with weights, for a token that sees `context` tokens."""
         seen = min(context, self.indexer.top_k * self.indexer.size)
         scored = 2 * self.indexer.heads * self.indexer.dim * context
         return 4 * self.heads * self.head_dim * seen + scored
@@ -353,9 +349,7 @@ SingleMixer = Attention | LatentAttention | BlockAttention | RecurrentMixer | Re
 
 @dataclass(frozen=True, slots=True)
 class ParallelMixers:
-    """Mixers that read the same input, and whose results are added: attention and one with a
-    recurrent state.
-    """
+    """Mixers of one input whose results are added: attention and one with a recurrent state."""
 
     mixers: tuple[SingleMixer, ...]
 
@@ -506,9 +500,7 @@ class Block:
 
     @property
     def memories(self) -> tuple[LayerMemory | None, ...]:
-        """Memory of the layer, one entry for each of its mixers but those that read what
-        another layer remembers.
-        """
+        """Memory of the layer: an entry for each mixer that does not read another layer's."""
         if self.repeats is not None:
             return ()
         return tuple(mixer.memory for mixer in single_mixers(self.mixer) if not shares(mixer))

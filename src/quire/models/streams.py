@@ -119,9 +119,7 @@ def make_entry(make: Maker, s: Streams) -> Callable[[Tensor], Tensor]:
 
 
 def make_exit(make: Maker, d: Decoder, s: Streams) -> Callable[[Tensor], Tensor]:
-    """Build the function from streams [T, n*C] to the normed mean of what is projected back, [T,
-    C].
-    """
+    """Build the function from streams [T, n*C] to the normed mean projected back, [T, C]."""
     ops, dim = make.ops, d.dim
     sides = [f"streams.leave.{i}" for i in range(1, s.count)]
     projections = [make.linear(side, side) for side in sides]

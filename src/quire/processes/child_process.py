@@ -40,9 +40,7 @@ _BOOT = (
     "from quire.processes.child_main import main; "
     "main(int(sys.argv[1]), sys.argv[2], int(sys.argv[4]))"
 )
-"""The starter's `sys.path` comes with the start message; until then the package is found by the
-last argument.
-"""
+"""`sys.path` comes with the start message; until then the last argument finds the package."""
 
 
 def is_shortage(error: BaseException) -> bool:

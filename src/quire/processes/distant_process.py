@@ -44,9 +44,7 @@ class DistantProcess:
         return None if self._ending is None else self._ending.code
 
     def exit_words(self) -> str:
-        """As `OwnedProcess.exit_words`: its machine may tell later of an end than the process's own
-        connections.
-        """
+        """As `OwnedProcess.exit_words`: a machine may tell later than connections do."""
         if not self._ended.wait(GRACE_S):
             self.finish(Ending(1, self.lost, None))
         assert self._ending is not None, "it was waited for"

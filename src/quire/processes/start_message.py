@@ -54,9 +54,7 @@ def encode_start(message: ChildStart) -> bytes:
 
 
 def relocated(start: bytes, sys_path: Sequence[str], own: Mapping[str, str]) -> bytes:
-    """A start message for a process that finds modules at `sys_path` first, with fields of its own
-    machine.
-    """
+    """A start message for a process with modules at `sys_path` and fields of its machine."""
     message = {**msgspec.msgpack.decode(start), **own}
     message["sys_path"] = list(dict.fromkeys([*sys_path, *message["sys_path"]]))
     return to_msgpack(message)

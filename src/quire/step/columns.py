@@ -38,9 +38,7 @@ class LogprobColumns(msgspec.Struct, array_like=True, gc=False):
         return self.at({place: place for place in self.index if place not in failed})
 
     def at(self, places: Mapping[int, int]) -> LogprobColumns | None:
-        """The columns of the tokens in `places`, renumbered as given there; None if there are
-        none.
-        """
+        """The columns of the tokens in `places`, renumbered as given there; None without any."""
         kept = [m for m, place in enumerate(self.index) if place in places]
         if not kept:
             return None

@@ -47,9 +47,7 @@ class ProcessorFailure(Exception):
 
 
 class CustomCodeFailure(Exception):
-    """Code of the operator's own raised what would end the process, or pass for the end of the
-    device.
-    """
+    """The operator's own code raised what would end the process, or pass for a dead device."""
 
 
 def contained(error: BaseException) -> Exception:

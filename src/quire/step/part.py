@@ -13,9 +13,7 @@ class OutputPart(msgspec.Struct, array_like=True, gc=False, tag=True):
     """
 
     comes_at_end: ClassVar[bool] = False
-    """Whether it counts in the step in which its request ends alone: a preempted request gets it
-    again.
-    """
+    """Whether it counts only in a request's last step: a preempted request gets it again."""
     done_field: ClassVar[str | None] = None
     """The field of a request's message that says that the part was reported, of one that is not
     reported again when the request goes on in another core.

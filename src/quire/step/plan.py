@@ -22,9 +22,7 @@ from quire.params import RequestParams
 from quire.step.media import EmbeddedSpan, MediaItem, Source
 
 NULL_BLOCK = 0
-"""The block in table entries that no query may read (before a sliding window); it is never
-allocated.
-"""
+"""The block in table entries that no query may read (before a window); never allocated."""
 
 
 NO_REQUEST = 2**62
@@ -153,9 +151,7 @@ class StepPlan(msgspec.Struct, gc=False):
     loads: list[BlockTransfer] = []
     """Blocks to be filled. This step and those before its end do not read them."""
     stores: list[BlockTransfer] = []
-    """Blocks whose content, written by earlier steps, is to be kept; nobody writes them before its
-    end.
-    """
+    """Blocks written by earlier steps whose content is kept; not written before its end."""
     dropped_outputs: list[bytes] = []
     """Outputs of encoders that are forgotten, by the digests of their items."""
     encodings: list[MediaItem] = []

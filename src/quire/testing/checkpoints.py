@@ -118,9 +118,7 @@ def _shards(tensors: list[StoredTensor], itemsize: int) -> Iterator[_Shard]:
 def _write_shard(
     file: Path, tensors: tuple[StoredTensor, ...], draw: RandomLeaves, dtype: torch.dtype
 ) -> None:
-    """One safetensors file: length of the header, header, data. Tensors are drawn and written side
-    by side.
-    """
+    """One safetensors file: header's length, header, data. Tensors are drawn side by side."""
     header, offsets = _header(tensors, dtype)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
     try:

@@ -1,6 +1,4 @@
-"""A small byte-level BPE tokenizer, trained in a moment, whose vocabulary is padded to a model's
-size.
-"""
+"""A small byte-level BPE tokenizer, trained in a moment and padded to a model's vocabulary."""
 
 from __future__ import annotations
 

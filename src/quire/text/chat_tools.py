@@ -30,9 +30,7 @@ _DESCRIBED = ("name", "description", "parameters")
 
 
 def describe_tools(tools: Sequence[Any]) -> str:
-    """Description of `tools` for the model: name, description and parameters of each, and the form
-    of a call.
-    """
+    """Description of `tools` for the model: name, text and parameters, and a call's form."""
     # not `format`: the example has braces
     return _DESCRIPTION.replace("{}", "\n".join(_described(tool) for tool in tools), 1)
 
@@ -83,9 +81,7 @@ def _without_calls(message: Message, calls: Sequence[Message]) -> Message:
 
 
 def with_system_text(messages: Sequence[Message], text: str, *, as_parts: bool) -> list[Message]:
-    """The messages with `text` at the end of the first system message, or as a new one at the
-    front.
-    """
+    """The messages with `text` at the end of the first system message, or as a new first one."""
     content: Any = [{"type": "text", "text": text}] if as_parts else text
     for place, message in enumerate(messages):
         if message["role"] == "system":

@@ -70,9 +70,7 @@ class IncrementalDetokenizer:
             self._stream = LibraryText(pieces, skip_special_tokens, prompt)
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The characters that `ids` complete; ids outside the vocabulary give nothing. About 0.4 µs
-        for one id.
-        """
+        """The characters that `ids` complete; unknown ids give nothing. About 0.4 µs for one id."""
         return self._stream.feed(ids)
 
 

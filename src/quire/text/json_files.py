@@ -13,9 +13,7 @@ from quire.text.model_files import MOST_BYTES, has_file, read_text
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, or {} when there is no such file; raises LoadError if it is
-    anything else.
-    """
+    """The JSON object in `path`, or {} without such a file. Raises LoadError for anything else."""
     if not has_file(path):
         return {}
     value = read_value(path)

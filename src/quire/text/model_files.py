@@ -16,9 +16,7 @@ MOST_BYTES = 16 << 20
 the worst.
 """
 MOST_VOCABULARY_BYTES = 256 << 20
-"""The most bytes of tokenizer.json, vocab.json and merges.txt; the largest published ones have some
-35 MB.
-"""
+"""The most bytes of tokenizer.json, vocab.json and merges.txt; some published have 35 MB."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -49,9 +47,7 @@ def has_file(path: Path, most_bytes: int | None = MOST_BYTES) -> bool:
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file. Raises LoadError for what is not a regular file of at most `most_bytes`
-    in UTF-8.
-    """
+    """The text of a file. Raises LoadError for what is not a file of UTF-8 within `most_bytes`."""
     try:
         # without O_NONBLOCK, opening a pipe waits for a writer
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:

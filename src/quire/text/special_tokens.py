@@ -66,9 +66,7 @@ def _as_added_token(value: Any, *, special: bool | None = None) -> AddedToken | 
 
 
 def declared_added_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
-    """Id -> added token as tokenizer_config.json (or, in older folders, added_tokens.json) declares
-    them.
-    """
+    """Id -> added token by tokenizer_config.json or, in older folders, added_tokens.json."""
     if "added_tokens_decoder" in config:
         tokens = {}
         for index, value in _object("added_tokens_decoder", config["added_tokens_decoder"]).items():
@@ -99,9 +97,7 @@ def _id(value: Any) -> int:
 
 
 def _legacy_special_tokens(folder: Path) -> dict[str, Any]:
-    """special_tokens_map.json, which rules over tokenizer_config.json where the latter lists no
-    added tokens.
-    """
+    """special_tokens_map.json, which rules where tokenizer_config.json has no added tokens."""
     return {
         key: value
         for key, value in read_json(folder / "special_tokens_map.json").items()
@@ -126,9 +122,7 @@ def collect_special_tokens(
     declared: dict[int, AddedToken],
     library: LibraryTokenizer,
 ) -> tuple[dict[str, AddedToken | str], list[AddedToken | str]]:
-    """(role -> token, further special tokens): the named ones, `*_token` keys of the model, and the
-    extra list.
-    """
+    """(role -> token, other special tokens): the model's `*_token` keys, and the extra list."""
     by_text: dict[str, AddedToken] = {token.content: token for token in declared.values()}
     if "added_tokens_decoder" not in config:
         by_text.update({t.content: t for t in library.get_added_tokens_decoder().values()})
@@ -170,9 +164,7 @@ def add_missing_tokens(
     special_tokens: dict[str, AddedToken | str],
     extra: list[AddedToken | str],
 ) -> None:
-    """Make every declared and special token an added token of the library, with the declared flags
-    and ids.
-    """
+    """Make every declared and special token an added token, with its declared flags and id."""
     present = library.get_added_tokens_decoder()
     # in the order of ids: the library gives new tokens the next ones
     wanted = [token for index, token in sorted(declared.items()) if present.get(index) != token]

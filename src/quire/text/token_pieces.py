@@ -126,9 +126,7 @@ class TokenPieces:
 
 
 def byte_level_bytes(token: str) -> bytes | None:
-    """The bytes that the letters of a byte-level token stand for; None if one of them is not such a
-    letter.
-    """
+    """The bytes that a byte-level token's letters stand for; None for any other letter."""
     if not _LETTERS.issuperset(token):
         return None
     return token.translate(_LATIN_OF_LETTER).encode("latin-1")
@@ -170,9 +168,7 @@ def _kind(stages: list[dict[str, Any]]) -> Kind:
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other 68 bytes for the letters
-    from U+0100 on.
-    """
+    """GPT-2's alphabet: printable Latin-1 is itself, the other 68 bytes are from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}

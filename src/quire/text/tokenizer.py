@@ -202,9 +202,7 @@ class Tokenizer:
         return None if text is None else self.library.token_to_id(text)
 
     def get_vocab(self) -> dict[str, int]:
-        """Token text -> id, added tokens included; a new dict each time (tens of milliseconds for
-        150k tokens).
-        """
+        """Token text -> id with added tokens, a new dict each time (tens of ms for 150k tokens)."""
         return self.library.get_vocab(with_added_tokens=True)
 
     def get_added_vocab(self) -> dict[str, int]:
@@ -469,9 +467,7 @@ class Tokenizer:
     def compiled_chat_template(
         self, chat_template: str | None = None, tools: Sequence[Any] | None = None
     ) -> ChatTemplate:
-        """`get_chat_template`, compiled; the last few are kept. Raises RequestError for a syntax
-        error.
-        """
+        """`get_chat_template`, compiled, the last few kept. Raises RequestError for bad syntax."""
         key = (chat_template, tools is not None)
         if key not in self._templates:
             from quire.text.chat_template import ChatTemplate  # imports jinja2
@@ -571,9 +567,7 @@ def encode_prompt(
 
 
 def clean_up_spaces(text: str) -> str:
-    """Take out the spaces that WordPiece decoding leaves before English punctuation and
-    contractions.
-    """
+    """Take out the spaces that WordPiece leaves before English punctuation and contractions."""
     for spaced in (" .", " ?", " !", " ,"):
         text = text.replace(spaced, spaced[1])
     text = text.replace(" ' ", "'")

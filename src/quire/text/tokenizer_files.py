@@ -42,9 +42,7 @@ LARGEST_KNOWN_LENGTH = 10**20
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """Facts of the side files; `special_tokens` maps a role such as "eos_token" to the token's
-    text.
-    """
+    """Facts of the side files; `special_tokens`: a role such as "eos_token" -> the token's text."""
 
     special_tokens: dict[str, str]
     extra_special_tokens: tuple[str, ...]
@@ -96,9 +94,7 @@ def read_tokenizer_folder(
 
 
 def _class_name(folder: Path, config: dict[str, Any]) -> str | None:
-    """The transformers class whose defaults count, without "Fast"; None for the classes that have
-    none.
-    """
+    """The class whose defaults count, without "Fast"; None for classes that have none."""
     model_config = read_json(folder / "config.json")
     by_model_type = CLASS_OF_MODEL_TYPE.get(str(model_config.get("model_type")))
     name = config.get("tokenizer_class") or model_config.get("tokenizer_class")
@@ -263,9 +259,7 @@ def _set_bos_and_eos(
 def install_bos_and_eos(
     library: LibraryTokenizer, roles: dict[str, str], add_bos: bool, add_eos: bool
 ) -> None:
-    """Replace the post-processor by one that adds exactly these; a role without a token adds
-    nothing.
-    """
+    """Have the post-processor add exactly these; a role without a token adds nothing."""
     bos = roles.get("bos_token") if add_bos else None
     eos = roles.get("eos_token") if add_eos else None
     texts = [text for text in (bos, eos) if text is not None]
@@ -296,9 +290,7 @@ def _warn_of_disagreement(
 
 
 def _cleans_up_spaces(config: dict[str, Any], library: LibraryTokenizer) -> bool:
-    """Whether decode() joins " ." to "."; ignored for BPE, whose spaces are text, unless the file
-    insists.
-    """
+    """Whether decode() joins " ." to "."; for BPE, whose spaces are text, only if told so."""
     insists = config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
     is_bpe = type(library.model).__name__ == "BPE"
     return bool(config.get("clean_up_tokenization_spaces", False)) and (not is_bpe or bool(insists))

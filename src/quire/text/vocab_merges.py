@@ -1,6 +1,4 @@
-"""Builds the byte-level BPE tokenizers of folders that have vocab.json and merges.txt but no
-tokenizer.json.
-"""
+"""Builds the byte-level BPE of folders with vocab.json and merges.txt but no tokenizer.json."""
 
 from __future__ import annotations
 

@@ -38,7 +38,5 @@ class HostMemory:
 
 
 def region_bytes(host_bytes: int) -> int:
-    """The bytes from a worker's region to the next one: room for the table of the smallest slots,
-    too.
-    """
+    """The bytes from a worker's region to the next, with the table of the smallest slots."""
     return (-(-host_bytes // 4096) + 1) * 4096 * 4

@@ -13,9 +13,7 @@ _LEAST_BYTES, _MOST_BYTES = 32, 4096
 
 
 def read_mac_key(where: str, path: Path) -> bytes:
-    """The key in a file. Raises InvalidParameter for a file that others can read, or that has too
-    few bytes.
-    """
+    """The key in a file. Raises InvalidParameter for one others can read, or too short."""
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())  # of what is read, whatever the path is now

@@ -54,9 +54,7 @@ def telling_property(one: SchemaNode, other: SchemaNode) -> str | None:
 
 
 def avoidable_property(one: SchemaNode, other: SchemaNode) -> str | None:
-    """The property without which an object of the first node is none of the other; None: there is
-    none.
-    """
+    """The property without which an object of the first node is none of the other, or None."""
     return _property_of_all(one, other, _avoidable)
 
 

@@ -65,9 +65,7 @@ def _items(atoms: Atoms, atom: Atom) -> _Items:
 
 
 def _unevaluated_items(atoms: Atoms, owns: Sequence[Atom], given: Sequence[_Items]) -> list[_Items]:
-    """The rules of `unevaluatedItems`, each for the items that the schemas in its scope leave
-    open.
-    """
+    """The rules of `unevaluatedItems`, each for items that the schemas in its scope leave."""
     found: list[_Items] = []
     for atom in owns:
         if _decides(atoms, atom, owns, "unevaluatedItems"):

@@ -153,9 +153,7 @@ class LarkWriter:
         return f'("," {self._use(part.rest)}){{{fewest},{most}}}'
 
     def _object(self, part: Object) -> str:
-        """The properties from the last to the first, each where others came before and where none
-        did.
-        """
+        """The properties from last to first, each where others came before and where none did."""
         self._refuse_counted(part)
         first, more = self._others(part)
         for name, node in reversed(part.properties.items()):

@@ -104,9 +104,7 @@ class SchemaNode:
         failure: UnsupportedSchema | None = None,
         make: Callable[[], Sequence[Option]] | None = None,
     ) -> None:
-        """`is_loose`: its schema may exclude some of what it allows. `failure`: why it cannot be
-        made.
-        """
+        """`is_loose`: it may allow what its schema excludes. `failure`: why it cannot be made."""
         self._options = list(options)
         self._make = make
         self._is_in_making = False

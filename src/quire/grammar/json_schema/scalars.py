@@ -16,9 +16,7 @@ _Keywords = Mapping[str, Any]
 def joint_counts(
     schemas: Sequence[_Keywords], least: str, most: str
 ) -> tuple[int, int | None] | None:
-    """The fewest and the most that all schemas allow by two of their keywords; None: they
-    contradict each other.
-    """
+    """The fewest and most that all schemas allow by two keywords; None: a contradiction."""
     low = max((int(own[least]) for own in schemas if least in own), default=0)
     high = min((int(own[most]) for own in schemas if most in own), default=None)
     return None if high is not None and low > high else (low, high)
@@ -37,9 +35,7 @@ def text_part(schemas: Sequence[_Keywords]) -> Text | None:
 
 
 def number_part(schemas: Iterable[_Keywords], is_integer: bool) -> Number | None:
-    """The numbers that follow all schemas; None: there are none. A range of integers has ends that
-    belong to it.
-    """
+    """The numbers that follow all schemas, or None; ends of ranges of integers are included."""
     lows: list[Bound] = []
     highs: list[Bound] = []
     multiple: Fraction | None = None

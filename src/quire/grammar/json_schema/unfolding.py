@@ -55,9 +55,7 @@ class Unfolding:
         """`is_reference`: values are compared with it, and texts are not made of it."""
         self.atoms = Atoms(document)
         self.alternatives: dict[tuple[SchemaNode, SchemaNode], str] = {}
-        """Pointers to the alternatives of `anyOf` and `oneOf`, by the node that has them and their
-        own.
-        """
+        """Pointers to alternatives of `anyOf` and `oneOf`, by the node with them and their own."""
         self._openness = openness
         self._nodes: dict[tuple[Atom, ...], SchemaNode] = {}
         self._num_atoms = 0

@@ -40,9 +40,7 @@ class PictureWorker:
         self._processors: dict[bytes, ImageProcessor] = {}
 
     def answer(self, data: bytes | bytearray, fds: list[int]) -> bytes:
-        """Do one task, sent as MessagePack, whose picture is in `fds[0]`; the arrays go to
-        `fds[1]`.
-        """
+        """Do a task of MessagePack, whose picture is in `fds[0]`; the arrays go to `fds[1]`."""
         try:
             return to_msgpack(self._answer(_decoder.decode(data), *fds))
         except MediaFault as fault:

@@ -19,9 +19,7 @@ _SAFE = "/:?#[]@!$&'()*+,;=-._~%"
 
 @dataclass(frozen=True, slots=True)
 class WebAddress:
-    """An http(s) URL. `host` is in ASCII, lower-case, without a final dot; `target` is the path and
-    the query.
-    """
+    """An http(s) URL. `host`: ASCII, lower-case, no final dot; `target`: path and query."""
 
     scheme: str
     host: str

@@ -39,9 +39,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class WebClient:
-    """Gets the bodies of http(s) URLs. `resolver`, `connect`, `sleep` and `context` (of
-    TLS) are for tests.
-    """
+    """Gets bodies of http(s) URLs. `resolver`, `connect`, `sleep` and TLS `context`: for tests."""
 
     def __init__(
         self,

@@ -43,9 +43,7 @@ def _between_edges(height: int, width: int, shortest: int, longest: int) -> Side
 def multiple_within(
     height: int, width: int, factor: int, min_pixels: int, max_pixels: int
 ) -> Sides:
-    """Multiples of `factor` whose product lies between the two bounds (Qwen2-VL). Halves round to
-    even.
-    """
+    """Multiples of `factor` with a product between both bounds (Qwen2-VL). Halves go to even."""
     if max(height, width) > 200 * min(height, width):
         raise refused_shape(height, width, "is more than 200 times as long as it is wide")
     return _bounded(height, width, factor, 1, 1, min_pixels, max_pixels)

@@ -74,9 +74,7 @@ class Lfm2VlProcessor:
         )
 
     def layout(self, height: int, width: int) -> PictureLayout:
-        """The grid of tiles of a large picture; `resized` is that of the overview, or of a small
-        one.
-        """
+        """The grid of tiles of a large picture; `resized`: the overview's, or a small picture's."""
         size = self._size(height, width)
         if size[0] * size[1] > self.max_patches * self.patch_size**2:
             raise refused_shape(height, width, f"becomes more than {self.max_patches} patches")

@@ -1,6 +1,4 @@
-"""Processors whose pictures keep their shape and become patches: Qwen-VL, GLM-4V, PaddleOCR-VL,
-Kimi, Pixtral.
-"""
+"""Processors that keep shapes and cut patches: Qwen-VL, GLM-4V, PaddleOCR-VL, Kimi, Pixtral."""
 
 from __future__ import annotations
 

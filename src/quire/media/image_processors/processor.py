@@ -52,9 +52,7 @@ class ImageProcessor(Protocol):
         ...
 
     def layout(self, height: int, width: int) -> PictureLayout:
-        """The geometry of a picture of this size. Raises MediaFault for one that the processor
-        does not take.
-        """
+        """The geometry of a picture of this size. Raises MediaFault for one that is not taken."""
         ...
 
     def arrays(self, image: Image, layout: PictureLayout) -> Arrays:

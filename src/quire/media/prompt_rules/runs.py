@@ -24,9 +24,7 @@ class LlavaRule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from processor_config.json, or where that is of an early release from
-        config.json.
-        """
+        """Make the rule from processor_config.json, or config.json in early releases."""
         token = facts.token("image_token", "<image>")
         patch = facts.whole("patch_size", facts.vision("patch_size"))
         return cls(token, token, patch, _extra_rows(facts))
@@ -270,9 +268,7 @@ class Gemma4Rule(PromptRule):
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        """Make the rule from the tokenizer's names, the image processor's sizes and the text's
-        config.
-        """
+        """Make the rule from the tokenizer's names, the processor's sizes and the text's config."""
         token = facts.token("image_token")
         patch = facts.whole("patch_size", 16, source="image")
         pooling = facts.whole("pooling_kernel_size", 3, source="image")

@@ -1,6 +1,4 @@
-"""Values of modules by patterns of their names, as PEFT's `rank_pattern` and `alpha_pattern` have
-them. Free of torch.
-"""
+"""Values of modules by patterns of names: PEFT's `rank_pattern`, `alpha_pattern`. Free of torch."""
 
 from __future__ import annotations
 

@@ -177,9 +177,7 @@ def _once(changes: Iterator[tuple[str, Changed]]) -> dict[str, Changed]:
 
 
 def _of_rows(stored: StoredTensor) -> StoredTensor:
-    """The division of a stored tensor's outputs, which are the first axis of b however the tensor
-    is stored.
-    """
+    """The division of a tensor's outputs: the first axis of b however the tensor is stored."""
     return replace(stored, steps=tuple(step for step in stored.steps if step != "transpose"))
 
 

@@ -50,9 +50,7 @@ class Stack:
 def stacks_of(
     wrapped: Mapping[str, Sequence[Pair]], model: AdapterTargets, config: PeftConfig
 ) -> Iterator[Stack]:
-    """The parameter that each pair adapts: wrapped modules do not say it. Raises BadAdapter where
-    that is not certain.
-    """
+    """The parameter that each pair adapts. Raises BadAdapter where that is not certain."""
     for module, pairs in wrapped.items():
         parameters = {_name_in(module, stored): stored for stored in model.stack(module)}
         if config.target_parameters:

@@ -91,9 +91,7 @@ class AdapterTargets:
         return self._find(name, self._modules.get) or self._find(name, self._expert)
 
     def stack(self, name: str) -> Sequence[StoredTensor]:
-        """The parameters of a module that have all experts of a layer, in their order; () for
-        every other module.
-        """
+        """The parameters of a module that have all experts of a layer, in order; else ()."""
         return self._find(name, self._stacks.get) or ()
 
     def head(self, name: str) -> StoredTensor | None:

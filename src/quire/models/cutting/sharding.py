@@ -59,9 +59,7 @@ def shard(decoder: Decoder, size: int, group: int = 0) -> Decoder:
 
 
 def kept_whole(decoder: Decoder, size: int, group: int = 0) -> Mapping[str, list[int]]:
-    """Reasons why parts of layers are whole on each of `size` workers, with the numbers of the
-    layers.
-    """
+    """Reasons why parts of layers are whole on each of `size` workers, with the layers."""
     found: dict[str, list[int]] = {}
     for layer, block in enumerate(decoder.blocks):
         mixers = block.mixer.mixers if isinstance(block.mixer, ParallelMixers) else [block.mixer]
@@ -97,9 +95,7 @@ def own_segments(units: int, inputs: int, group: int, size: int) -> int:
 
 
 def has_bits_of_one(decoder: Decoder, size: int, group: int = 0) -> bool:
-    """Whether `size` workers that share this whole decoder add up every product in the order of
-    one.
-    """
+    """Whether `size` workers that share this decoder add up every product in the order of one."""
     return all(
         num_segments(units, inputs, group) % size == 0
         for block in decoder.blocks

@@ -38,9 +38,7 @@ def stages_of(decoder: Decoder, sizes: Sequence[int]) -> list[PipelineStage]:
 
 
 def cut(decoder: Decoder, stage: PipelineStage) -> Decoder:
-    """A stage's part of a whole decoder. Raises LoadError where its layers need more of others than
-    hidden states.
-    """
+    """A stage's part of a decoder. Raises LoadError where it needs more than hidden states."""
     assert decoder.stage is None and stage.count == len(decoder.blocks)
     if decoder.streams is not None or decoder.layer_inputs is not None:
         _refuse("its layers read several streams, or inputs of their own")

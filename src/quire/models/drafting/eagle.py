@@ -111,9 +111,7 @@ def read_eagle3(config: Mapping[str, Any], target: Decoder, names: Collection[st
 
 
 def _readers(config: Mapping[str, Any]) -> tuple[ConfigReader, ConfigReader]:
-    """Readers of the network's keys and of those of its layers; one, unless they are in the layout
-    of speculators.
-    """
+    """Readers of the network's keys and of its layers' keys: two in the layout of speculators."""
     c = ConfigReader(config)
     if "speculators_model_type" not in c:
         return c, c

@@ -115,9 +115,7 @@ def make_over_embedding(ops: Ops, norm: NormWeight, mixer: PlacedMixer) -> SubLa
 
 
 def _gates(make: Maker) -> Tensor:
-    """Gates whose sigmoids are 1 at all positions but the first, where they are 0 next to a norm's
-    epsilon.
-    """
+    """Gates with sigmoids of 1 but at the first position: 0 next to a norm's epsilon."""
     # at 80 a sigmoid is 1 to the last bit, at -80 next to nothing
     gates = torch.full((make.max_model_len, 1), 80.0, dtype=make.dtype, device=make.device)
     gates[0] = -80.0

@@ -29,9 +29,7 @@ _PREFIX = "medusa_heads."
 
 
 class MedusaHeads:
-    """The heads with their weights. `token_ids` [V'] int64: the target's ids of theirs, None: they
-    are the same.
-    """
+    """The heads with their weights. `token_ids` [V'] int64: the target's ids; None: the same."""
 
     def __init__(
         self,

@@ -1,6 +1,4 @@
-"""The family of an architecture, and the way from a config to a spec. Families are
-imported when asked for.
-"""
+"""The family of an architecture, imported when asked for, and the way from a config to a spec."""
 
 from __future__ import annotations
 
@@ -366,9 +364,7 @@ def _reference(config: Mapping[str, Any], architectures: list[str]) -> Reference
 
 
 def check_attention(decoder: Decoder, config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedConfigValue for a model that generates and whose tokens see those after
-    them.
-    """
+    """Raise UnsupportedConfigValue for a generator whose tokens see those after them."""
     if decoder.generates and decoder.is_indivisible:
         key = "use_bidirectional_attention"
         key = key if config.get(key) else "is_causal"

@@ -39,9 +39,7 @@ _TRAINED_LENGTH = 2048
 
 
 def _describe_bloom(c: ConfigReader) -> Decoder:
-    """BLOOM: linear biases (ALiBi) in place of positions, a norm on embeddings, biases
-    everywhere.
-    """
+    """BLOOM: linear biases (ALiBi) for positions, a norm on embeddings, biases everywhere."""
     # published files have the names at the right, transformers writes those at the left
     c.rename(hidden_size="n_embed", num_attention_heads="n_head", num_hidden_layers="n_layer")
     c.only("apply_residual_connection_post_layernorm", False)

@@ -1,6 +1,4 @@
-"""DBRX: bounded queries, keys and values, layer norms without bias, experts stored one after the
-other.
-"""
+"""DBRX: bounded queries, keys and values, layer norms without bias, experts one after the other."""
 
 from __future__ import annotations
 

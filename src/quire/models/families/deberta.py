@@ -65,9 +65,7 @@ def _describe(c: ConfigReader) -> Decoder:
 
 
 def _attention_kinds(c: ConfigReader) -> list[str]:
-    """`pos_att_type`: a list, or names with bars between; without relative attention only a scale
-    is left of it.
-    """
+    """`pos_att_type`: a list, or names with bars; without relative attention only for a scale."""
     given = c.raw("pos_att_type", [])
     kinds = [kind.strip() for kind in given.lower().split("|")] if isinstance(given, str) else given
     if not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):

@@ -196,9 +196,7 @@ def _attentions(c: ConfigReader, eps: float) -> list[CompressedAttention]:
 
 
 def _kinds(c: ConfigReader) -> list[str]:
-    """`layer_types`, or what the numbers of older files mean, which also have entries of layers
-    that draft.
-    """
+    """`layer_types`, or older files' numbers, which also have entries of layers that draft."""
     depth = num_layers_of(c)
     usual = [_HEAVY if layer < 2 or layer % 2 == 0 else _SPARSE for layer in range(depth)]
     ratios = c.raw("compress_ratios", None)

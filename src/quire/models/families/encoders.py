@@ -128,9 +128,7 @@ def with_terms(family: Family, head: TermHead, architectures: tuple[str, ...] = 
 def term_layer(
     c: ConfigReader, eps: float, act_key: str | None = "hidden_act", **facts: Any
 ) -> HeadLayer:
-    """The layer before the language-model head: a product, an activation (gelu without a key) and
-    a norm.
-    """
+    """The layer before the language-model head: product, activation (default gelu), norm."""
     act: HeadActivation = "gelu"
     if act_key is not None:
         act = c.choice(act_key, HEAD_ACTIVATIONS, "gelu")

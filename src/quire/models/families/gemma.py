@@ -50,9 +50,7 @@ def _describe_gemma(c: ConfigReader) -> Decoder:
 
 
 def _check_activation(c: ConfigReader) -> None:
-    """The first files say `hidden_act: gelu` and mean the tanh form, which transformers takes it
-    for too.
-    """
+    """The first files say `hidden_act: gelu` and mean the tanh form, as transformers knows."""
     act = c.raw("hidden_act", "gelu")
     if act not in ("gelu", "gelu_pytorch_tanh"):
         raise unsupported("hidden_act", act, "gelu_pytorch_tanh")

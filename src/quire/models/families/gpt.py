@@ -205,9 +205,7 @@ _OF_TRAINING = ("resid_dropout", "embed_dropout", "classifier_dropout")
 
 
 def _describe_gpt_neo(c: ConfigReader) -> Decoder:
-    """GPT-Neo: GPT-2 with windows in every other layer, scores without a scale, and plain
-    linears.
-    """
+    """GPT-Neo: GPT-2 with windows in every other layer, unscaled scores, and plain linears."""
     c.rename(num_hidden_layers="num_layers", num_attention_heads="num_heads")
     c.ignore(*_OF_TRAINING)
     width, heads = c.integer("hidden_size"), c.integer("num_attention_heads")

@@ -35,9 +35,7 @@ GPT_NEOX_RULES = (
 
 
 def _describe_gpt_neox(c: ConfigReader) -> Decoder:
-    """GPT-NeoX and Pythia: parallel blocks with two layer norms, a quarter of each head rotated,
-    biases everywhere.
-    """
+    """GPT-NeoX and Pythia: parallel blocks, two layer norms, a quarter of heads rotated, biases."""
     c.rename(rope_theta="rotary_emb_base", partial_rotary_factor="rotary_pct")
     attn = attention(c, partial=0.25, **biases(c, True))
     feed = mlp(c, act="gelu", gated=False, bias=True)
@@ -57,9 +55,7 @@ GPT_NEOX = Family(
 
 
 def _describe_gpt_neox_japanese(c: ConfigReader) -> Decoder:
-    """GPT-NeoX Japanese: GPT-NeoX in sequential blocks without biases but that of the last
-    attention's output.
-    """
+    """GPT-NeoX Japanese: sequential blocks without biases but the last attention output's."""
     c.rename(rope_theta="rotary_emb_base", partial_rotary_factor="rotary_pct")
     c.only("is_decoder", False, True)  # which changes nothing
     width = c.integer("hidden_size") * c.integer("intermediate_multiple_size", 4)
@@ -97,9 +93,7 @@ PERSIMMON_RULES = (
 
 
 def _describe_persimmon(c: ConfigReader) -> Decoder:
-    """Persimmon: layer norms, also over each query and key head, half of each head rotated, squared
-    relu.
-    """
+    """Persimmon: layer norms, also of query and key heads, half of heads rotated, squared relu."""
     norm = layer_norm(c)
     attn = attention(
         c,

@@ -65,9 +65,7 @@ def _mlp(c: ConfigReader) -> Mlp:
 
 
 def _describe_swa(c: ConfigReader) -> Decoder:
-    """Granite SWA: Granite with windows, attention sinks, and a rotation of its own in each layer
-    or none.
-    """
+    """Granite SWA: Granite with windows, attention sinks, and a rotation of each layer or none."""
     return describe_swa(c, _mlp(c))
 
 

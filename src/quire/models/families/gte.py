@@ -1,6 +1,4 @@
-"""GTE, as Alibaba's NewModel: BERT with rotated positions and gated units, whose first half is not
-the gate.
-"""
+"""GTE, as Alibaba's NewModel: BERT with rotated positions and gated units, the gate second."""
 
 from __future__ import annotations
 

@@ -184,9 +184,7 @@ def with_ropes(blocks: Iterable[Block], ropes: Iterable[Rope | None]) -> list[Bl
 
 
 def stack(c: ConfigReader, blocks: Block | list[Block], **facts: Any) -> Decoder:
-    """A decoder from its blocks, or from one for every layer, the shared keys and what differs as
-    keywords.
-    """
+    """A decoder of these blocks, or one for every layer; shared keys, differences as keywords."""
     if isinstance(blocks, Block):
         blocks = [blocks] * num_layers_of(c)
     context = facts["context"] if "context" in facts else context_of(c)

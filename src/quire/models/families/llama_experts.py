@@ -170,9 +170,7 @@ _STORED, _OURS = "{prefix}layers.{layer}.", "layers.{layer}."
 
 
 def _expert_rule(stored: str, leaf: str, *parts: str) -> Rule:
-    """One tensor for all experts; gate and up take turns in its last axis, weights are stored input
-    first.
-    """
+    """One tensor for all experts; gate and up take turns in its last axis, stored input first."""
     steps: tuple[Step, ...] = ("stacked",) if len(parts) == 1 else ("stacked", "deal")
     if leaf == "weight":
         steps = ("transpose", *steps)

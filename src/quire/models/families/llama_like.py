@@ -51,9 +51,7 @@ HELIUM = Family(("HeliumForCausalLM",), _describe_helium, RULES)
 
 
 def _describe_jais2(c: ConfigReader) -> Decoder:
-    """Jais 2: Llama with layer norms, biases, and an ungated feed-forward part with squared
-    relu.
-    """
+    """Jais 2: Llama with layer norms, biases, and an ungated part with squared relu."""
     attn = attention(c, **biases(c, True))
     feed = mlp(c, act="relu2", gated=False, bias=c.flag("mlp_bias", True))
     return stack(c, Block(attn, feed, layer_norm(c)))
@@ -63,9 +61,7 @@ JAIS2 = Family(("Jais2ForCausalLM",), _describe_jais2, RULES)
 
 
 def _describe_nemotron(c: ConfigReader) -> Decoder:
-    """Nemotron 4 and Minitron: layer norms by 1 + weight, half of each head rotated, squared
-    relu.
-    """
+    """Nemotron 4 and Minitron: layer norms by 1 + weight, half-rotated heads, squared relu."""
     attn = attention(c, partial=0.5, **biases(c))
     feed = mlp(c, act="relu2", gated=False, bias=c.flag("mlp_bias", False))
     return stack(c, Block(attn, feed, layer_norm(c, "norm_eps", kind="layer1p")))

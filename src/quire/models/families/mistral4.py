@@ -1,6 +1,4 @@
-"""Mistral 4: DeepSeek's latent attention whose queries grow with their position, and experts chosen
-by softmax.
-"""
+"""Mistral 4: DeepSeek's attention with queries that grow by position, experts chosen by softmax."""
 
 from __future__ import annotations
 

@@ -32,9 +32,7 @@ def expert_rules(stored: str, names: tuple[str, str, str] = _PROJECTIONS) -> tup
 
 
 def stacked_expert_rules(stored: str) -> tuple[Rule, ...]:
-    """The rules of experts with a tensor for the gates and ups of all of them, and one for their
-    downs.
-    """
+    """The rules of experts with a tensor for all gates and ups, and one for all downs."""
     ours = _OURS + "experts.{expert}."
     return (
         rule(
@@ -82,9 +80,7 @@ def experts_of(c: ConfigReader, key: str, top_k: str = "num_experts_per_tok", **
 def deepseek_experts_of(
     c: ConfigReader, key: str = "n_routed_experts", shared: str = "n_shared_experts", **facts: Any
 ) -> Moe:
-    """DeepSeek-V3's mixture: sigmoids, a bias for the choice, groups, a scale, shared experts as
-    one.
-    """
+    """DeepSeek-V3's mixture: sigmoids, a bias for the choice, groups, a scale, shared ones."""
     c.only("scoring_func", "sigmoid", "noaux_tc")
     c.only("topk_method", "noaux_tc")
     width, experts = c.integer("moe_intermediate_size"), num_experts_of(c, key)

@@ -1,6 +1,4 @@
-"""Nemotron-H: each layer is a Mamba-2 mixer, attention without positions, a feed-forward part
-or experts.
-"""
+"""Nemotron-H: layers of Mamba-2, attention without positions, a feed-forward part or experts."""
 
 from __future__ import annotations
 

@@ -67,9 +67,7 @@ _FIRST_POSITION = 2
 
 
 def _describe_biogpt(c: ConfigReader) -> Decoder:
-    """BioGPT: learned positions that begin at the third row of their table, layer norms, a scaled
-    embedding.
-    """
+    """BioGPT: positions that begin at the table's third row, layer norms, a scaled embedding."""
     c.ignore("layer_norm_eps")  # which no implementation reads
     c.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "layerdrop")
     norm = Norm("layer", 1e-5, bias=True)

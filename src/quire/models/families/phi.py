@@ -38,9 +38,7 @@ PHI_RULES = (
 
 
 def _describe_phi(c: ConfigReader) -> Decoder:
-    """Phi 1, 1.5 and 2: parallel blocks with one layer norm, partial rotation, biases everywhere,
-    the head's too.
-    """
+    """Phi 1, 1.5 and 2: parallel blocks, one layer norm, partial rotation, biases everywhere."""
     c.only("tie_word_embeddings", False)
     norm = layer_norm(c)
     attn = attention(

@@ -28,9 +28,7 @@ from quire.models.spec import Block, Decoder
 
 
 def qwen_layers(c: ConfigReader, block: Block) -> list[Block]:
-    """The block of each layer: `layer_types`, else windows from `max_window_layers` on if
-    `use_sliding_window`.
-    """
+    """Blocks by `layer_types`, or windows from `max_window_layers` on if switched on."""
     c.only("use_mrope", False)
     if not c.flag("is_causal", True):
         c.only("use_sliding_window", False)

@@ -66,9 +66,7 @@ def _describe(c: ConfigReader, act: str, is_shared: bool) -> Decoder:
 
 
 def _mlp(c: ConfigReader, default: str) -> Mlp:
-    """`feed_forward_proj` names an activation, after "gated-" that of gates; gated-gelu is the one
-    of tanh.
-    """
+    """`feed_forward_proj` names an activation, or after "gated-" one of gates; gelu is tanh's."""
     names = {act: (ours, False) for act, ours in ACTIVATIONS.items()}
     names |= {f"gated-{act}": (ours, True) for act, ours in ACTIVATIONS.items()}
     names["gated-gelu"] = ("gelu_tanh", True)

@@ -1,6 +1,4 @@
-"""Linear layers and experts of a model of transformers whose weights are in codes, before they are
-packed.
-"""
+"""Linear layers and experts of transformers whose weights are in codes, before packing."""
 
 from __future__ import annotations
 

@@ -88,9 +88,7 @@ def find_coded(
 
 
 def check_types(files: CheckpointFiles, modules: tuple[CodedModule, ...]) -> None:
-    """Raise LoadError for other tensors in 8-bit floats: transformers would take these numbers for
-    the weights.
-    """
+    """Raise LoadError for other 8-bit floats: transformers would take them for the weights."""
     in_codes = {name for module in modules for name in module.parts}
     others = [
         name

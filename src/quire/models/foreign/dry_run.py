@@ -285,9 +285,7 @@ def _seen_from(mask_function: Callable[..., Tensor], query: int) -> int | str:
 
 
 def _position_table(name: str, model: Any) -> str | None:
-    """The module to which a body hands positions that it counts by itself; None where the body
-    takes positions.
-    """
+    """The module to which a body hands positions it counts itself; None: it takes positions."""
     body, _ = split(name, model)
     if POSITIONS in inspect.signature(body.forward).parameters:
         return None
@@ -355,9 +353,7 @@ def _failed(name: str, error: Exception) -> UnsupportedArchitecture:
 
 
 def _layers_with_attention(config: Any) -> set[int]:
-    """The numbers of the decoder's layers that have attention; configs of encoders with decoders
-    count both.
-    """
+    """The numbers of the decoder's layers with attention; some configs count encoders' too."""
     layers = getattr(config, "decoder_layers", None)
     kinds = getattr(config, "layer_types", None) or ()
     without = {i for i, kind in enumerate(kinds) if kind in WITHOUT_MEMORY}

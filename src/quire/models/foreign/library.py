@@ -20,9 +20,7 @@ _TOKEN_KINDS = ("full_attention", "sliding_attention")
 WITHOUT_MEMORY = ("mlp",)
 """Entries whose layers keep nothing."""
 IN_A_CACHE = ("indexed_attention", "conv", "linear_attention", "hybrid", "hybrid_sliding")
-"""Entries whose layers keep a key for the choice of tokens, or a state, in a cache of transformers'
-own.
-"""
+"""Entries whose layers keep a key for choosing tokens, or a state, in a cache of transformers."""
 _STEP_DEPENDENT = ("dynamic", "longrope", "su")
 """Types of rotary embedding that transformers scales by the longest sequence of a step."""
 
@@ -42,9 +40,7 @@ def require() -> None:
 
 
 def knows(config: Mapping[str, Any]) -> bool:
-    """Whether transformers has a causal language model of the first architecture that config.json
-    names.
-    """
+    """Whether transformers has a causal language model of config.json's first architecture."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     named = (config.get("architectures") or [None])[0]

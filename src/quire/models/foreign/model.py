@@ -59,9 +59,7 @@ class ForeignModel(GivenWeights):
         self._given, self._own = other._given, other._own
 
     def forward(self, batch: Batch) -> HiddenStates:
-        """Run all layers and write their K/V into the slots of the batch; the result is ready for
-        `logits`.
-        """
+        """Run all layers and write their K/V into the batch's slots; the result is for `logits`."""
         if batch.embeds is not None:
             inputs = {"inputs_embeds": batch.embeds[None]}
         else:

@@ -70,9 +70,7 @@ class OwnCaches:
         self._types: dict[tuple[int, int], torch.dtype] = {}
 
     def forward(self, batch: Batch, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Hidden states [T, C] of inputs [1, T, ...]; what is to be kept goes into the batch's
-        blocks.
-        """
+        """Hidden states [T, C] of inputs [1, T, ...]; what is kept goes into the batch's blocks."""
         hidden: dict[int, Tensor] = {}
         of_groups = self._rows_of_groups(batch)
         for first, (last, _) in next(iter(of_groups.values())).items():

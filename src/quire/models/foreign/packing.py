@@ -47,9 +47,7 @@ class PackedEmbedding(nn.Module):
 
 
 class PackedExperts(SeparateProducts):
-    """Experts that transformers stacks in one tensor, or that were in codes, each with products of
-    a provider's.
-    """
+    """Experts that transformers stacks, or that were in codes, each with a provider's products."""
 
     def __init__(self, ops: Ops, experts: Any) -> None:
         super().__init__()

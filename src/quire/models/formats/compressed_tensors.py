@@ -189,9 +189,7 @@ def _four_bit_floats(weights: ConfigReader, rows: ConfigReader | None, kind: str
 
 
 def _microscaled(weights: ConfigReader, rows: ConfigReader | None) -> CodeLayout:
-    """Weights in e4m3 whose scales are powers of two; what is said of activations in the same type
-    is read past.
-    """
+    """Weights in e4m3 whose scales are powers of two; the same type of activations is read past."""
     weights.ignore(*OF_CALIBRATION)
     weights.only("dynamic", False)
     weights.only("actorder", "weight", "static")

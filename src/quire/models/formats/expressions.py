@@ -19,9 +19,7 @@ _MOST_PATTERN = 400
 """Characters of an expression."""
 _MOST_PATTERNS = 1_000
 MOST_WAYS = 1 << 18
-"""Most ways that the expressions of a config may take to match a name: some milliseconds for each
-module.
-"""
+"""Most ways that a config's expressions may take to match a name: milliseconds per module."""
 _MANY, _FEW = 32, 8
 """Places at which a repeat may end: half of a long name, since several repeats share the name; and
 where a letter has to follow, how often that is in it.
@@ -93,9 +91,7 @@ def count_ways(text: str) -> int:
 
 
 def _is_last(operation: object, value: Any, *, has_end: bool) -> bool:
-    """Whether it is a repeat which takes all that it can at once; before the name's end: of any
-    characters.
-    """
+    """Whether it is a repeat that takes all at once; before the name's end: of any character."""
     if str(operation) not in _REPEATS or not _is_single(value[2]):
         return False
     return not has_end or (str(value[2][0][0]) == "ANY" and value[1] >= _LONGEST_NAME)

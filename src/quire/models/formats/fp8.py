@@ -50,9 +50,7 @@ def read_fp8(reader: ConfigReader) -> Storage:
 
 
 def _read_experts(reader: ConfigReader) -> CodeLayout | None:
-    """The layout of experts in four bits, as files of DeepSeek-V4 have them; None: they are as the
-    rest.
-    """
+    """The layout of experts in four bits (DeepSeek-V4); None: they are as the rest."""
     kinds = {"fp8": None, "fp4": CodeLayout("deepseek-mxfp4", 4, 32, has_zeros=False)}
     layout: CodeLayout | None = reader.choice("expert_dtype", kinds, "fp8")
     if "moe_quant_algo" not in reader:

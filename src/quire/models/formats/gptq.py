@@ -1,6 +1,4 @@
-"""GPTQ (Frantar et al. 2023): codes of four or eight bits, packed along the inputs, in both
-versions of the format.
-"""
+"""GPTQ (Frantar et al. 2023): codes of four or eight bits, packed along inputs, both versions."""
 
 from __future__ import annotations
 

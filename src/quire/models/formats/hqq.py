@@ -17,9 +17,7 @@ _OF_TAGS = re.compile(r"(?:^|\.)(?:model|layers|\d+)(?=\.|$)")
 
 
 def read_hqq(reader: ConfigReader) -> Storage:
-    """One config for all linear modules but those that are skipped, or one for each tag
-    (`self_attn.q_proj`).
-    """
+    """One config for all linear modules that are not skipped, or by tag (`self_attn.q_proj`)."""
     kept = names(reader, "skip_modules")
     section = reader.section("quant_config")
     if section is None:

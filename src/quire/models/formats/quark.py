@@ -26,9 +26,7 @@ _IRRELEVANT = (
 
 
 def read_quark(reader: ConfigReader) -> Storage:
-    """A scheme for all linear modules, those whose names match a pattern with their own, and those
-    that are kept.
-    """
+    """A scheme for all linear modules, others by patterns of names, and modules that are kept."""
     reader.ignore(*_IRRELEVANT)
     for key in ("layer_type_quant_config", "kv_cache_quant_config"):
         reader.only(key, {})
@@ -73,9 +71,7 @@ def _packing(reader: ConfigReader) -> bool:
 
 
 def _matcher(key: str, pattern: str, expressions: Expressions) -> Callable[[str], bool]:
-    """Whether a module has this name, or one that fits the pattern of a shell, or the expression
-    after `re:`.
-    """
+    """Whether a module has this name, fits a shell's pattern, or the expression after `re:`."""
     if pattern.startswith("re:"):
         text = pattern.removeprefix("re:")
     else:

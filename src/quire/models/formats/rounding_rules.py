@@ -90,9 +90,7 @@ def rounding(given: str | None) -> str | None:
 
 
 def group_of(given: str | None) -> int:
-    """The inputs with one scale in the scheme that `quantization` names; 0: all of them, or there
-    is none.
-    """
+    """The inputs with one scale in the scheme of `quantization`; 0: all of them, or none."""
     bits = BITS_PER_WEIGHT.get(rounding(given) or "", HEAD_BITS)
     return 0 if bits == HEAD_BITS else round(_SCALE_BITS / (bits - 4))
 

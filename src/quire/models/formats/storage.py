@@ -48,9 +48,7 @@ numbers of their own -> their `quant_type`.
 """
 _MLX: tuple[Packing, ...] = ("mlx", "mlx-mxfp4", "mlx-nvfp4", "mlx-mxfp8")
 WIDENED: tuple[Packing, ...] = (*_MLX, "torchao-int4", "hqq", "hqq-axis0")
-"""Packings of weights that products do not take as codes: they become plain numbers while they are
-loaded.
-"""
+"""Packings of weights that products cannot take as codes: plain numbers once loaded."""
 _MARKERS: Mapping[Packing, str] = MappingProxyType(
     {
         "compressed-tensors": "weight_packed",

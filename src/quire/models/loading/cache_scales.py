@@ -26,9 +26,7 @@ _NAME = re.compile(
 
 
 def is_cache_scale(name: str) -> bool:
-    """Whether a tensor of a quantised checkpoint is such a scale, or one of queries or of the
-    probabilities of attention.
-    """
+    """Whether a tensor is such a scale, or one of queries or attention's probabilities."""
     return _NAME.fullmatch(name) is not None
 
 

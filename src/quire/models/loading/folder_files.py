@@ -36,9 +36,7 @@ _NO_WEIGHTS = (
 
 
 def found_format(folder: Path) -> LoadFormat:
-    """The format of the files in a folder: safetensors before Mistral's own files, and these before
-    pickles.
-    """
+    """The format of a folder's files: safetensors before Mistral's own, these before pickles."""
     stored = [file.name for file in folder.glob("*.safetensors")]
     # Mistral publishes both kinds in one folder
     if any(not name.startswith("consolidated") for name in stored):

@@ -99,9 +99,7 @@ def _sources(files: WeightFiles, stored: Iterable[StoredTensor]) -> dict[str, st
 
 
 class StoredLeaves:
-    """Reads leaves out of checkpoint files; asked in the order of the files' tensors it maps each
-    once.
-    """
+    """Reads leaves out of checkpoint files; asked in the files' order it maps each once."""
 
     def __init__(self, files: WeightFiles, stored: Iterable[StoredTensor]) -> None:
         self._files = files

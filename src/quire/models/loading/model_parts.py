@@ -32,9 +32,7 @@ class PartMemory(Protocol):
         ...
 
     def packing(self, name: str, leaves: Sequence[str]) -> AbstractContextManager[None]:
-        """A context in which the part of this name is packed into its memory, unless it stays as
-        it is.
-        """
+        """A context in which this part is packed into its memory, unless it stays as it is."""
         ...
 
 

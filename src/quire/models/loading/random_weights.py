@@ -78,9 +78,7 @@ class DeviceRandomLeaves:
 
 
 def distribution(leaf: Parameter) -> tuple[float, float]:
-    """Mean and standard deviation for a kind of parameter: projections keep the size of what they
-    project.
-    """
+    """Mean and standard deviation of a parameter: projections keep the size of their input."""
     if leaf.kind == "matrix":
         return 0.0, 1.0 / math.sqrt(math.prod(leaf.shape[1:]))
     if leaf.kind == "embedding":

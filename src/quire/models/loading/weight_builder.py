@@ -1,6 +1,4 @@
-"""Fills the tensors that the decoder requests, leaf by leaf: fusing, converting and placing happen
-here and only here.
-"""
+"""Fills the decoder's tensors leaf by leaf: the only place of fusing, converting and placing."""
 
 from __future__ import annotations
 

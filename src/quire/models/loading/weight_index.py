@@ -1,6 +1,4 @@
-"""The index of weights in several files, and the names in it, which are not trusted. Free of
-torch.
-"""
+"""The index of weights in several files, whose names are not trusted. Free of torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Placement of the weights of a decoder's layers: the seam for weights that do not stay on the
-device.
-"""
+"""Placement of the layers' weights: the seam for weights that do not stay on the device."""
 
 from __future__ import annotations
 

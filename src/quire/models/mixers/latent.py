@@ -193,9 +193,7 @@ def _attend(
 
 @dataclass(frozen=True, slots=True)
 class ChoiceBefore:
-    """A layer over the latents of another one, and before it an indexer, whose keys are at a place
-    of their own.
-    """
+    """A layer over another one's latents, after an indexer, whose keys are at an own place."""
 
     indexer: IndexerLayer
     place: int

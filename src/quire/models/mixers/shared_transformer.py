@@ -45,9 +45,7 @@ class SharedWeights:
 
 @dataclass(frozen=True, slots=True)
 class SharedTransformerUse:
-    """Norm of the residual stream next to the embeddings, attention, norm, feed-forward part,
-    projection.
-    """
+    """Norm of the stream next to the embeddings, attention, norm, feed-forward, projection."""
 
     ops: Ops
     shared: SharedWeights

@@ -33,9 +33,7 @@ def projection(width: int) -> HeadLayer:
 
 
 def _retriever(decoder: Decoder, found: Projection) -> Decoder:
-    """The decoder with its projection. Raises UnsupportedConfigValue for a width that is not
-    one.
-    """
+    """The decoder with its projection. Raises UnsupportedConfigValue for an invalid width."""
     width = found.width
     if not isinstance(width, int) or not 0 < width <= LARGEST_SIZE:
         raise unsupported("embedding_dim", width, "a positive integer")

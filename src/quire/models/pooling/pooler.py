@@ -55,9 +55,7 @@ class Pooler:
     classifier: LinearWeight | None
 
     def embed(self, x: Tensor) -> Tensor:
-        """Hidden states [M, C], of prompts or tokens -> vectors [M, D] that are not cut and not
-        normalised.
-        """
+        """Hidden states [M, C] of prompts or tokens -> vectors [M, D], uncut, not normalised."""
         return _through(self.dense, x.to(self.dtype))
 
     def classify(self, x: Tensor) -> Tensor:

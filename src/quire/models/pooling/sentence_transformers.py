@@ -73,9 +73,7 @@ _PLACES = {
     "MultiVectorMask": 3,
     "Normalize": 4,
 }
-"""The modules -> their place among the others. A list has one of each place at most, and any number
-of Dense.
-"""
+"""Modules -> their place in a list, which has one for each at most, and any number of Dense."""
 _POOLED = "sentence_embedding"
 """Output that modules after Pooling read and write."""
 
@@ -247,9 +245,7 @@ def _check_names(folder: Path, modules: Sequence[str]) -> None:
 
 
 def _dense(folder: Path, inside: str) -> tuple[HeadLayer, int]:
-    """The layer of a Dense module, and the width that it reads. Raises LoadError where it cannot be
-    computed.
-    """
+    """The layer of a Dense module, and the width that it reads. Raises LoadError for others."""
     path = folder / inside / "config.json"
     c = ConfigReader(read_json(path), f"{inside}/config.json: ")
     c.ignore("module_input_name", "module_output_name", "init_weight", "init_bias")
@@ -272,9 +268,7 @@ def _dense(folder: Path, inside: str) -> tuple[HeadLayer, int]:
 
 
 def _transformer(folder: Path) -> tuple[int | None, bool]:
-    """The longest input, and whether it is made small letters; the latter counts only with the
-    former.
-    """
+    """The longest input, and whether it is lower-cased, which counts only with a length."""
     for name in _TRANSFORMER_FILES:
         c = read_json(folder / name)
         length = c.get("max_seq_length")

@@ -1,3 +1,1 @@
-"""Keys of config.json that no family reads: their meaning, and which of them describe text.
-Free of torch.
-"""
+"""Keys of config.json that no family reads: meaning, and those about text. Free of torch."""

@@ -73,9 +73,7 @@ def reference_of_kind(kind: object) -> Reference | None:
 
 
 def text_kind_of(kind: object) -> str | None:
-    """The type of the text part of a model of several parts that transformers has; None for other
-    models.
-    """
+    """The type of the text part of a model that transformers has in several parts; else None."""
     found: str | None = _table()["text_parts"].get(kind) if isinstance(kind, str) else None
     return found
 

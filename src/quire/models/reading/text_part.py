@@ -203,9 +203,7 @@ def _stem(generator: str) -> str:
 
 
 def defaults_of(reference: Reference, text: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of transformers' class, but for tokens and what `text` has, perhaps under another
-    name.
-    """
+    """Values of transformers' class, but for tokens and what `text` has, perhaps renamed."""
     said = {*text, *(reference.aliases.get(key, key) for key in text)}
     said |= {alias for alias, key in reference.aliases.items() if key in said}
     return {

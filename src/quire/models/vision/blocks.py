@@ -25,9 +25,7 @@ Finish = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class VisionBlock:
-    """x += finish(part(norm(x))) for attention within frames or windows, and for the feed-forward
-    part.
-    """
+    """x += finish(part(norm(x))): attention within frames or windows, and the feed-forward part."""
 
     ops: Ops
     attention: PromptAttentionLayer

@@ -31,9 +31,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BoundedLinear:
-    """Packed weights, each with its bounds, of products with the same inputs, whose outputs follow
-    each other.
-    """
+    """Packed weights with bounds, of products of the same inputs, with outputs in order."""
 
     parts: tuple[tuple[LinearWeight, Bounds], ...]
     segments: int = 1

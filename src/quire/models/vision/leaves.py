@@ -1,6 +1,4 @@
-"""The parameters of a vision encoder: canonical name and shape of each, in load order. Free of
-torch.
-"""
+"""The parameters of a vision encoder: name and shape, in load order. Free of torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Readers of vision encoders: towers by the type of their config, and the models around them.
-Free of torch.
-"""
+"""Readers of vision encoders: towers by their config's type, and models. Free of torch."""
 
 from __future__ import annotations
 

@@ -58,9 +58,7 @@ def best_size(size: tuple[int, int], sizes: Iterable[tuple[int, int]]) -> tuple[
 
 
 def _without_padding(grid: Tensor, size: tuple[int, int]) -> Tensor:
-    """grid [C, lines, columns] without the borders with which the picture of `size` was filled
-    up.
-    """
+    """grid [C, lines, columns] without the borders that filled up a picture of `size`."""
     (height, width), (lines, columns) = size, grid.shape[1:]
     if width / height > columns / lines:
         # seven digits as in transformers: a product just below a whole number must not lose a line

@@ -1,6 +1,4 @@
-"""LaTeX in Markdown: where formulas are, and their MathML. A formula that cannot be drawn stays as
-it was written.
-"""
+"""LaTeX in Markdown: formulas and their MathML, or their text where it cannot be drawn."""
 
 from __future__ import annotations
 

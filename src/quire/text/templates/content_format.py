@@ -22,9 +22,7 @@ _MESSAGES, _MESSAGE, _CONTENT = "messages", "message", "content"
 
 @dataclass(slots=True)
 class _Facts:
-    """Everything in a tree that moves values between names, each with the macro that it stands in
-    ("" for none).
-    """
+    """All that moves values between names in a tree, each with its macro ("" for none)."""
 
     parameters: dict[str, list[str]] = field(default_factory=dict)
     copies: list[tuple[_Name, nodes.Node, str]] = field(default_factory=list)

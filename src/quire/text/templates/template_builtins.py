@@ -16,9 +16,7 @@ from jinja2.utils import Namespace
 
 
 class GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks assistant text for training: its body is
-    rendered.
-    """
+    """`{% generation %}…{% endgeneration %}` marks text for training: its body is rendered."""
 
     tags = {"generation"}
 

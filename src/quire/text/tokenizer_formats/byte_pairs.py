@@ -23,9 +23,7 @@ token has 256 blanks.
 
 
 def check_ranks(ranks: Mapping[bytes, int], count: int, place: str) -> None:
-    """Raise LoadError, which names `place`, unless these are `count` tokens
-    with ranks from 0 on.
-    """
+    """Raise LoadError, naming `place`, unless these are `count` tokens with ranks from 0 on."""
     if sorted(ranks.values()) != list(range(count)) or b"" in ranks:
         raise LoadError(
             f"{place} has tokens that are empty or equal, or ranks that are not 0, 1, ..."

@@ -14,9 +14,7 @@ _OF_HUB = ("tokenizer.json", "vocab.json")
 
 
 def found_mode(folder: Path) -> str:
-    """The meaning of tokenizer_mode="auto": "mistral" for a folder with none but Mistral's own
-    files, else "hf".
-    """
+    """tokenizer_mode="auto": "mistral" for a folder with Mistral's own files alone, else "hf"."""
     if any(has_file(folder / name, MOST_VOCABULARY_BYTES) for name in _OF_HUB):
         return "hf"
     return "mistral" if mistral_file(folder) is not None else "hf"

@@ -99,9 +99,7 @@ def _table(layout: CodeLayout, parts: Parts) -> tuple[float, ...] | None:
 
 
 def _has_nan(codes: Tensor) -> bool:
-    """Whether codes of e4m3 have a NaN, which has all bits but the sign: the largest byte of either
-    sign.
-    """
+    """Whether codes of e4m3 have a NaN: all bits but the sign, in either sign."""
     return bool(codes.max() == 0xFF) or bool(codes.view(torch.int8).max() == 0x7F)
 
 
@@ -230,9 +228,7 @@ def _unpack_bytes(
 def _unpack_torchao(
     layout: CodeLayout, parts: Parts, inputs: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A byte for each weight, of whole numbers around 0 or of e4m3; those of at most four bits are
-    packed.
-    """
+    """A byte for each weight: e4m3, or whole numbers around 0; up to four bits are packed."""
     numbers, zeros = parts["_weight_qdata"], parts.get("_weight_zero_point")
     count = len(numbers)
     scales = parts["_weight_scale"]
@@ -256,9 +252,7 @@ def _around_middle(numbers: Tensor, bits: int) -> Tensor:
 def _unpack_four_bit_floats(
     layout: CodeLayout, parts: Parts, inputs: int
 ) -> tuple[Tensor, Tensor, None]:
-    """Bytes in the order of a `CodedWeight`; scales are exponents of two, or of 8 bits with a
-    factor for all.
-    """
+    """Bytes in a `CodedWeight`'s order; scales are exponents, or of 8 bits with one factor."""
     where = FOUR_BIT_FLOATS[layout.packing]
     codes, scales = parts[where.codes].view(torch.uint8), parts[where.scales]
     scales = scales.view(-1, layout.groups(inputs))

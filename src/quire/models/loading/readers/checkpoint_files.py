@@ -61,9 +61,7 @@ class TensorEntry:
 
 
 class CheckpointFiles:
-    """Read access by tensor name. One file is mapped at a time; a tensor that is held keeps its
-    file mapped.
-    """
+    """Read access by tensor name. One file is mapped at a time, and for as long as it is held."""
 
     def __init__(self, folder: Path, names: FileNames = HUGGING_FACE) -> None:
         """List every tensor; raises CorruptCheckpoint, WeightMismatch or LoadError, each naming the

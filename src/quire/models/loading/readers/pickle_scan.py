@@ -239,9 +239,7 @@ class _Scan:
         self._stack.append(_Named(name))
 
     def storage(self, _: Any) -> None:
-        """Make a storage of ('storage', class, key, device, number of values) and, in old files,
-        None.
-        """
+        """Make a storage of ('storage', class, key, device, length) and, in old files, None."""
         stated = self._stack.pop()
         match stated if isinstance(stated, tuple) else ():
             case ("storage", _Named(kind), str(key), str(), int(count)) | (

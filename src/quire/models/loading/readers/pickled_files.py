@@ -76,9 +76,7 @@ class PickledFiles:
 
 
 def read_pickle(file: Path, *, is_mapped: bool = True) -> dict[str, Tensor]:
-    """The tensors of a file by name, mapped where its form allows that; raises CorruptCheckpoint or
-    LoadError.
-    """
+    """The tensors of a file, mapped where possible. Raises CorruptCheckpoint or LoadError."""
     if not has_file(file, None):
         raise CorruptCheckpoint(f"{file} is missing, though {_INDEX} names it.")
     try:

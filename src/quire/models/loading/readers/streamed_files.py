@@ -32,9 +32,7 @@ class StreamedFiles:
     """Read access by tensor name, a whole file at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """List every tensor. Raises LoadError without the package, and what `CheckpointFiles`
-        raises.
-        """
+        """List every tensor. Raises LoadError without the package, else as `CheckpointFiles`."""
         require_streamer()
         files = CheckpointFiles(folder)
         files.close()

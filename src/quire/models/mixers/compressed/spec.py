@@ -76,9 +76,7 @@ class RecentTokens:
         return self.heads * self.head_dim + self.numbers
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions, apart from those with weights, for a token that sees
-        `context` tokens.
-        """
+        """Operations apart from those with weights, for a token that sees `context` tokens."""
         return 4 * self.heads * self.head_dim * min(context, self.window)
 
 
@@ -102,9 +100,7 @@ class Entries:
         return 0
 
     def flops(self, context: int) -> int:
-        """Multiplications and additions, apart from those with weights, for a token that sees
-        `context` tokens.
-        """
+        """Operations apart from those with weights, for a token that sees `context` tokens."""
         seen, indexer, scored = context // self.compression.rate, self.compression.indexer, 0
         if indexer is not None:
             scored = 2 * indexer.heads * indexer.dim * seen

@@ -243,7 +243,5 @@ def _decay(leaf: Tensor) -> Tensor:
 
 
 def _each(function: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:
-    """Apply a function to each number, with the same bits whether a worker has all of a leaf or a
-    part.
-    """
+    """Apply a function to each number: the same bits whether a worker has all or a part."""
     return row_by_row(function, leaf.reshape(1, -1)).view(leaf.shape)

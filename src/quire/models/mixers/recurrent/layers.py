@@ -14,9 +14,7 @@ from quire.ops import HeadsWeight, LayerState, LinearWeight, NormWeight, Ops, St
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A short convolution with its window: weight [K, W], bias [W]; the window begins at byte
-    `start` of a state.
-    """
+    """A short convolution with weight [K, W] and bias [W]; its window is at byte `start`."""
 
     ops: Ops
     weight: Tensor
@@ -103,9 +101,7 @@ class MambaLayer:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Layer:
-    """Mamba-2's mixer over `heads` heads, whose states are [n, P]. decay, skip and step_bias [H]
-    fp32.
-    """
+    """Mamba-2's mixer over `heads` heads of states [n, P]. decay, skip, step_bias [H] fp32."""
 
     ops: Ops
     project: LinearWeight

@@ -1,6 +1,4 @@
-"""The parameters of mixers with a recurrent state: name, shape and kind, in load order. Free of
-torch.
-"""
+"""The parameters of recurrent mixers: name, shape and kind, in load order. Free of torch."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ LeafRole = Literal["column", "row", "replicated"]
 """The axis that is split over workers, as in `Parameter`."""
 
 Sections = tuple[tuple[int, int], ...]
-"""Runs of rows that are split each by itself: how many rows, and the units between which they are
-cut.
-"""
+"""Runs of rows, each split by itself: how many rows, and the units between cuts."""
 
 
 class Leaf(NamedTuple):

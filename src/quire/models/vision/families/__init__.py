@@ -107,6 +107,4 @@ _OF_TEXT = (
     *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"),
     *("image_start_token_id", "image_end_token_id", "video_start_token_id", "video_end_token_id"),
 )
-"""Keys of the whole about its text, which the decoder's family reads, and about the placeholders of
-pictures.
-"""
+"""Keys of the whole about its text, which the decoder's family reads, and about placeholders."""

@@ -43,9 +43,7 @@ def selected(c: ConfigReader, tower: VisionTower, default: int = -2) -> VisionTo
 
 
 def with_strategy(c: ConfigReader, tower: VisionTower, default: str = "default") -> VisionTower:
-    """The tower with its class token among the rows, or without, as
-    `vision_feature_select_strategy` says.
-    """
+    """The tower with or without its class token, as `vision_feature_select_strategy` says."""
     key = "vision_feature_select_strategy"
     strategy = c.choice_of(key, "default", "full", absent=default)
     if tower.class_token is None:
