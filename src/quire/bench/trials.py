@@ -1,6 +1,4 @@
-"""Trials of a batch of requests: when the first tokens came, when the last, and the machine's
-limits right before and after.
-"""
+"""Trials of a batch: when first and last tokens came, between two looks at the machine."""
 
 from __future__ import annotations
 

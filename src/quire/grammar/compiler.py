@@ -65,9 +65,7 @@ class GrammarCompiler:
     def constraint(
         self, params: SamplingParams, thinking: Thinking | None = None
     ) -> Constraint | None:
-        """Make the constraint of a request's grammar and of the bound on its reasoning; None
-        without either. Does not wait.
-        """
+        """The constraint of a grammar and a bound on reasoning; None without. Does not wait."""
         form = params.structured_outputs
         budget = None if thinking is None else ThinkingBudget(thinking)
         if form is None:

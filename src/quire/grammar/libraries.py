@@ -17,9 +17,7 @@ _OF_BACKEND: dict[str, tuple[type[GrammarLibrary], ...]] = {
 
 
 class GrammarLibraries:
-    """The libraries of a backend, each made with the first form that it is to compile; llguidance
-    fills masks on `num_threads` threads.
-    """
+    """A backend's libraries, made with their first form; masks on `num_threads` threads."""
 
     def __init__(self, vocabulary: Vocabulary, backend: str, num_threads: int = 1) -> None:
         self._vocabulary = vocabulary

@@ -35,9 +35,7 @@ class Matcher(Protocol):
         """Advance by these tokens. Raises GrammarError if they are not allowed."""
 
     def try_token(self, token_id: int) -> bool:
-        """Advance by a token if it is allowed; returns whether it is. Raises GrammarError for a
-        failure of the library.
-        """
+        """Advance by a token if allowed -> whether it is. Raises GrammarError if it fails."""
 
     def roll_back(self, count: int) -> None:
         """Undo the last `count` tokens. Raises GrammarError for a failure of the library."""
@@ -64,9 +62,7 @@ class Form(Protocol):
 
 
 class GrammarLibrary(Protocol):
-    """Compiles lowered sources for one vocabulary. Time is not limited here: a form was validated
-    before (trial.py).
-    """
+    """Compiles lowered sources for one vocabulary, without a time limit: trial.py had one."""
 
     @staticmethod
     def takes(source: LoweredSource) -> bool:

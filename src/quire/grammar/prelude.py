@@ -22,9 +22,7 @@ MOST_BLANKS = 8
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """The texts around what comes before a form: those that may open it first (without any, it is
-    open), and those that end it.
-    """
+    """Texts around what comes before a form: openings (none: it is open), and ends."""
 
     opening_texts: tuple[str, ...]
     ending_texts: tuple[str, ...]
@@ -146,9 +144,7 @@ class TextPrelude:
 
 
 class MarkTokens:
-    """The tokens of a vocabulary that matter to the marks of a prelude, as masks. Making it takes
-    some 50 ms for 150,000 tokens.
-    """
+    """Masks of tokens that matter to a prelude's marks; 50 ms to make for 150,000 tokens."""
 
     def __init__(self, tokens: Sequence[bytes], marks: Marks) -> None:
         self.opens = marks.opens

@@ -13,9 +13,7 @@ from quire.grammar.json_schema.openness import Openness
 from quire.params import StructuredOutputsParams
 
 WHITESPACE = r"[ \n]"
-"""The whitespace that may stand between two tokens of JSON, once: a model that writes nothing else
-fills its budget with blanks.
-"""
+"""Whitespace between two tokens of JSON, once: a model could write nothing else."""
 
 
 class GrammarSource(msgspec.Struct, frozen=True):

@@ -141,9 +141,7 @@ class XGrammarMatcher:
 
     @property
     def has_ended(self) -> bool:
-        """See `Matcher`. The library knows whether a text is complete; its mask shows whether
-        anything may follow.
-        """
+        """See `Matcher`. The library knows complete texts; its mask whether more may follow."""
         if self._native.is_terminated():
             return True
         return bool(self._native.is_completed()) and not self.library.may_go_on(self)

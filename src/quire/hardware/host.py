@@ -150,9 +150,7 @@ def process_limits(read: Read, num_threads: int) -> list[ProcessLimit]:
 
 
 def memory(read: Read, limits: Sequence[ProcessLimit] = ()) -> tuple[int, int, str]:
-    """Total and free bytes, and who sets the limit: the machine, the narrowest control group around
-    us, or one of `limits`.
-    """
+    """Total and free bytes, and whose limit: machine's, control group's, one of `limits`."""
     (total, free), source = _machine_memory(read), "the machine"
     for limit, used in _cgroup_limits(read):
         if limit < total:

@@ -1,6 +1,4 @@
-"""The place of this process among those that a launcher like torchrun has started, by the variables
-that it sets.
-"""
+"""This process's place among those of a launcher like torchrun, by its variables."""
 
 from __future__ import annotations
 

@@ -89,9 +89,7 @@ def gpu_bytes_in_use(load: Load = open_driver) -> int | None:
 
 
 def torch_cuda_version(text: str | None = None) -> str | None:
-    """The CUDA release that the installed torch was built for, without importing it; None for a
-    build without CUDA.
-    """
+    """The CUDA release that torch was built for, without importing it; None without CUDA."""
     return _torch_built_for("cuda", text)
 
 

@@ -1,6 +1,4 @@
-"""Threads that work for the weights of a model before it is loaded: they pack them, or at least
-clear the memory for them.
-"""
+"""Threads that pack a model's weights before it is loaded, or clear the memory for them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Resolvers of adapters: a server asks them for a name that it does not serve, if its operator lets
-clients load adapters.
-"""
+"""Resolvers of adapters: asked for unknown names, if clients may load adapters."""
 
 from __future__ import annotations
 

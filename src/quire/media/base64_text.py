@@ -5,9 +5,7 @@ from __future__ import annotations
 import binascii
 
 _PIECE = 2**18
-"""Characters that are decoded at once: the interpreter is held for as long, and other threads have
-streams to write.
-"""
+"""Characters decoded at once: the interpreter is held for as long, away from streams."""
 _GROUP = 4
 
 

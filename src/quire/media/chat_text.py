@@ -20,9 +20,7 @@ class PicturesAsText(msgspec.Struct, frozen=True):
     interleaves: bool = False
 
     def __call__(self, parts: Sequence[str | None]) -> str:
-        """`parts` are a message's texts, None where a picture is. Raises RequestError for more
-        placeholders than pictures.
-        """
+        """`parts`: texts, None for pictures. Raises RequestError for too many placeholders."""
         texts = [part for part in parts if part is not None]
         num_pictures = len(parts) - len(texts)
         num_typed = sum(text.count(self.placeholder) for text in texts)

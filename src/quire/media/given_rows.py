@@ -77,9 +77,7 @@ class RowsReader:
 
 
 def rows_given(data: Any, reader: RowsReader) -> list[Any] | None:
-    """The rows in `multi_modal_data["image"]` where it has some: one value for each picture. None:
-    it has pictures.
-    """
+    """The rows in `multi_modal_data["image"]`, a value per picture; None: it has pictures."""
     if isinstance(data, Mapping):
         return _of_dict(data, reader)
     items = list(data) if isinstance(data, list | tuple) else [data]

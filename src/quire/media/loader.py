@@ -93,9 +93,7 @@ class PictureLoader:
         scope: str | None,
         background: tuple[int, int, int],
     ) -> list[LoadedPicture]:
-        """Process what was fetched, one after the other: the decoder has its queue, and a request
-        must not fill it alone.
-        """
+        """Process what was fetched one by one: a request must not fill the decoder's queue."""
 
         async def one(index: int) -> LoadedPicture:
             given, data = pictures[index], fetched[index]

@@ -20,9 +20,7 @@ _INSTEAD = (
 
 
 def check_added(value: object) -> None:
-    """Raise TypeError or ValueError for what cannot be a model, UnsupportedArchitecture for a class
-    that cannot run.
-    """
+    """Raise TypeError, ValueError or UnsupportedArchitecture for what cannot be a model."""
     if isinstance(value, str):
         module, colon, name = value.partition(":")
         if not (module and colon and name) or ":" in name:

@@ -19,9 +19,7 @@ from quire.text.json_files import read_plain_json
 from quire.text.model_files import has_file
 
 LARGEST_SIZE = 10**9 - 1
-"""The largest whole number that a size may be; what is larger is a mistake, and arithmetic with it
-takes memory or does not end.
-"""
+"""The largest size; arithmetic with mistaken larger ones takes memory or does not end."""
 
 LEAST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
 """The range of other numbers: well inside of what float32 holds."""
@@ -37,9 +35,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_whole_config(folder: Path) -> dict[str, Any]:
-    """The parsed config.json of a model folder. Raises ModelNotFound when it is missing, LoadError
-    when it is not a JSON object.
-    """
+    """The parsed config.json. Raises ModelNotFound without one, LoadError for a non-object."""
     path = folder / "config.json"
     if not has_file(path):
         raise ModelNotFound(
@@ -71,9 +67,7 @@ def is_number(
 
 
 def token_ids(key: str, value: object, vocab_size: int, file: str = "config.json") -> list[int]:
-    """The ids that a key lists: one, a list of them, or null. Raises UnsupportedConfigValue for
-    what is not an id of the vocabulary.
-    """
+    """The ids of a key: one, a list, or null. Raises UnsupportedConfigValue for others."""
     listed = value if isinstance(value, list) else [] if value is None else [value]
     ids = [i for i in listed if isinstance(i, int) and not isinstance(i, bool)]
     if len(ids) < len(listed) or not all(0 <= token_id < vocab_size for token_id in ids):

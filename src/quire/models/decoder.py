@@ -47,9 +47,7 @@ class HiddenStates:
 
 
 class DecoderModel(GivenWeights):
-    """A decoder with its weights. Layers can be run in pieces (`layers[a:b]`); embedding and head
-    are stages of their own.
-    """
+    """A decoder with its weights. Layers run in pieces (`layers[a:b]`), apart from both ends."""
 
     def __init__(
         self,
@@ -126,9 +124,7 @@ class DecoderModel(GivenWeights):
         return len(self._layers)
 
     def embed(self, batch: Batch) -> Tensor:
-        """The first hidden states [T, C]: of `batch.ids`, or of `batch.embeds` taken as they are
-        plus learned positions.
-        """
+        """The first hidden states [T, C], of `batch.ids`, or `batch.embeds` plus positions."""
         self._use_slots(batch.adapter_slots)
         return self._embedding(batch)
 
@@ -179,9 +175,7 @@ class DecoderModel(GivenWeights):
             self.adapters.slots = slots
 
     def logits(self, hidden: Tensor, adapter_slots: Tensor | None = None) -> Tensor:
-        """Scores over the vocabulary for hidden [R, C] as a whole `forward` gives it -> fp32 [R,
-        V]; `adapter_slots` [R]: see `Batch`.
-        """
+        """Scores for hidden [R, C] of a `forward` -> fp32 [R, V]; `adapter_slots`: see `Batch`."""
         if self.head is None:
             assert self._target is not None, "a model that only pools has no such head"
             return self._target.logits(hidden)

@@ -44,9 +44,7 @@ class LanguageModelHead:
         return self.ops.logits(hidden, self.weight, self.scale, self.softcap)
 
     def shared_logits(self, hidden: Tensor) -> Tensor:
-        """`logits`, of which each worker of the group computes a part; all of them call it, and the
-        first one gets them.
-        """
+        """`logits`, a part from each worker of the group; all call it, the first gets them."""
         assert self.part is not None, "the workers have the whole head each"
         own = self.ops.logits(hidden, self.part.weight, self.scale, self.softcap)
         return self.part.group.gather(own, to_first=True).flatten(1)

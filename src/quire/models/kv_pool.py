@@ -117,9 +117,7 @@ class KVPool:
         return 1 - used / self.block_bytes
 
     def held_blocks(self, length: int, chunk: int) -> int:
-        """The most blocks that one request of `length` tokens holds, if steps compute up to `chunk`
-        of its tokens.
-        """
+        """The most blocks of a request of `length` tokens, with steps of up to `chunk` of them."""
         chunk = max(chunk, 1 + 2 * self.num_drafts)
         sources = sum(-(-(group.source or 0) // group.block_size) for group in self.groups)
         return sources + sum(

@@ -220,9 +220,7 @@ def make_entrance(ops: Ops, pre: NormWeight | None) -> Callable[[Tensor], Tensor
 def make_projected(
     ops: Ops, enter: Callable[[Tensor], Tensor], weight: LinearWeight
 ) -> Callable[[Tensor], Tensor]:
-    """Make the function of tables' rows that `enter` prepares, and a product makes as wide as the
-    residual stream.
-    """
+    """Make the function of a table's rows: `enter`, and a product as wide as the residual."""
     return lambda x: ops.linear(enter(x), weight)
 
 
@@ -268,9 +266,7 @@ def make_scaled_join(
 def make_parallel_join(
     ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: float
 ) -> Join:
-    """Make the end of a mixer in a parallel block: the feed-forward part reads what the mixer has
-    read, or the same x normed by `pre`.
-    """
+    """Make the end of a parallel block's mixer: the next part reads the same x, or `pre` of it."""
 
     def shared(x: Tensor, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         return ops.add(x, delta, scale), h

@@ -101,9 +101,7 @@ class Maker:
     def format_of_experts(
         self, weight: Tensor | RowStack | CodedWeight, leaves: Sequence[str]
     ) -> WeightFormat | None:
-        """The format of all experts of a layer, of which one has this weight. Raises NotBuiltYet
-        where they have several.
-        """
+        """The format of a layer's experts by one's weight. Raises NotBuiltYet for several."""
         if isinstance(weight, CodedWeight):
             return None
         formats = {self.format_of("expert", leaf) for leaf in leaves}
@@ -252,9 +250,7 @@ class Maker:
         return rows, self.adaptable(leaf, packed, is_table=False)
 
     def adaptable(self, leaf: str, weight: Any, is_table: bool) -> Any:
-        """A table of embeddings [V, C], or a head's packed weight [V, C], that was made elsewhere,
-        with a bank where there are adapters.
-        """
+        """A table or packed head weight [V, C] made elsewhere, with a bank for adapters."""
         if self.adapters is None:
             return weight
         if isinstance(weight, Tensor):
@@ -345,9 +341,7 @@ class Maker:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether weights are packed from rows as they are read. Workers of a group look at the
-        whole of theirs first.
-        """
+        """Whether weights are packed from rows as read; workers look at the whole of theirs."""
         return self.ops.takes_rows and self.group is None
 
     def _products(

@@ -144,9 +144,7 @@ def num_repeated_parameters(decoder: Decoder) -> int:
 
 
 def adapter_size(decoder: Decoder) -> int:
-    """Number of values of one rank in a low-rank adapter of all matrices, of the embedding and of a
-    head that shares its table.
-    """
+    """Values of one rank of an adapter of all matrices, embedding and shared head."""
     counts = Counter(decoder.blocks)
     layers = sum(
         count * sum(leaf.shape)

@@ -1,6 +1,4 @@
-"""Positions in attention, as values: rotations of queries and keys, biases on scores,
-temperatures. Parts of a spec (`models/spec.py`).
-"""
+"""Positions in attention: rotations, biases on scores, temperatures, as parts of a spec."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """NTK-aware base that grows once a context is longer than `original` tokens; see
-    `models/rotary_tables.py` for what that means here.
-    """
+    """NTK-aware base that grows beyond `original` tokens; see `models/rotary_tables.py`."""
 
     factor: float
     original: int
@@ -36,9 +32,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023): a ramp between interpolated and kept frequencies; cos and sin times
-    `attention_factor`.
-    """
+    """YaRN (Peng et al. 2023): a ramp to kept frequencies; cos, sin times `attention_factor`."""
 
     factor: float
     original: int

@@ -178,9 +178,7 @@ class LatentAttention:
 
     @property
     def memory(self) -> Latents:
-        """The normed latent and the rotated key of every token, unless another layer has them, and
-        what it is chosen by.
-        """
+        """Each token's normed latent and rotated key, unless another layer's, and a choice key."""
         rank, rotated = (self.rank, self.rotated) if self.shares is None else (0, 0)
         if self.indexer is None:
             return Latents(rank, rotated)
@@ -374,9 +372,7 @@ class SharedTransformer:
 
 @dataclass(frozen=True, slots=True)
 class MixerAfterShared:
-    """A mixer that reads norm(x + t), where t is what a shared transformer makes of x; t is not
-    part of the residual sum.
-    """
+    """A mixer of norm(x + t): t, a shared transformer of x, is not in the residual sum."""
 
     shared: SharedTransformer
     mixer: RecurrentMixer
@@ -652,9 +648,7 @@ class Decoder:
 
 
 def rope_of_axes(decoder: Decoder) -> Rope | None:
-    """The rotation by positions on several axes, which is the same in all layers that rotate; None
-    where positions have one axis.
-    """
+    """The rotation on several axes, the same in all layers; None: positions have one axis."""
     mixers = (mixer for block in decoder.blocks for mixer in single_mixers(block.mixer))
     ropes = {m.rope for m in mixers if isinstance(m, Attention) and m.rope is not None}
     if not any(rope.axes for rope in ropes):
@@ -675,9 +669,7 @@ def learned_rope(decoder: Decoder) -> Rope | None:
 
 
 def shared_distances(decoder: Decoder) -> tuple[Attention, DistanceScores] | None:
-    """The scores by distances that have a table of the whole decoder, and an attention that they
-    are of; all layers have the same.
-    """
+    """The whole decoder's table of scores by distance and an attention of it, or None."""
     found: tuple[Attention, DistanceScores] | None = None
     for mixer in (mixer for block in decoder.blocks for mixer in single_mixers(block.mixer)):
         scores = mixer.distances if isinstance(mixer, Attention) else None

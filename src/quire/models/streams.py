@@ -149,9 +149,7 @@ def make_streams_layer(
     parts: tuple[NormedPart, NormedPart, NormedPart],
     leave: Callable[[Tensor], Tensor],
 ) -> StreamsLayer:
-    """Build a layer of mixer, feed-forward part and part of the layer's input, whose other leaves'
-    names begin with `at`.
-    """
+    """Build a layer of mixer, feed-forward part and input's part, of leaves below `at`."""
     mix, feed, inputs = parts
     assert mix.pre is not None and feed.pre is not None, "norms before the parts"
     low_rank = _low_rank(make, at + "low_rank.", norm)
@@ -238,9 +236,7 @@ def make_hyper_layer(
     parts: Sequence[tuple[str, NormWeight, SubLayer]],
     leave: Callable[[Tensor], Tensor],
 ) -> HyperLayer:
-    """Build a layer of parts, each with its name and the norm before it, whose other leaves' names
-    begin with `at`.
-    """
+    """Build a layer of parts with name and norm, whose other leaves are below `at`."""
     sizes = (s.count, s.count, s.count**2)
     built = [
         HyperPart(_hyper_weights(make, f"{at}streams.{name}.", s, sizes), pre, part)

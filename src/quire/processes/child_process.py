@@ -44,9 +44,7 @@ _BOOT = (
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether a process could not be started for want of descriptors, memory or process ids, which
-    may be there a moment later.
-    """
+    """Whether a start failed for want of descriptors, memory or ids, which may come back."""
     return isinstance(error, OSError) and error.errno in _SHORTAGES
 
 

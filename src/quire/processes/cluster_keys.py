@@ -26,9 +26,7 @@ class ClusterKeys:
 
 
 def cluster_keys(secret: str | None) -> ClusterKeys:
-    """The keys for a shared secret; 20 ms, so that guessing is slow. Raises InvalidParameter for
-    none or a short one.
-    """
+    """The keys of a secret; 20 ms, against guessing. Raises InvalidParameter for short ones."""
     if secret is None or len(secret) < LEAST_CHARACTERS:
         raise InvalidParameter(
             "QUIRE_CLUSTER_SECRET", None if secret is None else "***",

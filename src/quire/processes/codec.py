@@ -108,9 +108,7 @@ class MessageDecoder(Generic[T]):
     """
 
     def __init__(self, kind: type[T], *, takes_functions: bool = True) -> None:
-        """`takes_functions`: where the environment allows them; False for what comes from outside
-        of the engine's processes.
-        """
+        """`takes_functions`: if the environment allows; False for what comes from outside."""
         self._takes_functions = takes_functions
         self._decoder = msgspec.msgpack.Decoder(
             kind, ext_hook=self._extension, dec_hook=_checked, strict=True

@@ -10,9 +10,7 @@ from quire.processes.child_process import GRACE_S
 
 
 class Ending(NamedTuple):
-    """The end of a process: its exit code, the same in words, and the class and text of the error
-    that kept it from serving.
-    """
+    """A process's end: exit code, the same in words, and the class and text of its error."""
 
     code: int
     words: str

@@ -20,9 +20,7 @@ FUNCTION = 4
 
 
 def pack_function(function: Callable[..., Any]) -> bytes:
-    """A function as bytes. Raises NotEncodable where functions may not travel, and for one that
-    cannot be pickled.
-    """
+    """A function as bytes. Raises NotEncodable if it may not travel or cannot be pickled."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if not may_send_functions():
         raise NotEncodable(
@@ -39,9 +37,7 @@ def pack_function(function: Callable[..., Any]) -> bytes:
 
 
 def unpack_function(data: bytes) -> Callable[..., Any]:
-    """The function. One that cannot be made raises why when it is called. Raises ValueError where
-    functions may not travel.
-    """
+    """The function; a bad one raises when called. Raises ValueError if none may travel."""
     if not may_send_functions():
         raise ValueError("functions are refused: QUIRE_ALLOW_INSECURE_SERIALIZATION is not 1")
     try:

@@ -72,9 +72,7 @@ def send_start(pipe: socket.socket, message: ChildStart, fds: Sequence[int] = ()
 
 
 def receive_start(pipe: socket.socket) -> tuple[bytearray, list[int]]:
-    """Wait for the frame of a start message, and the descriptors that come with it. Raises EOFError
-    when the other end is closed.
-    """
+    """Wait for a start message and its descriptors. Raises EOFError when the pipe closes."""
     head, fds, *_ = socket.recv_fds(pipe, LENGTH.size, _MOST_FDS, _CLOSED_ON_EXEC)
     if not head:
         raise EOFError("the other end of the pipe is closed")
@@ -83,9 +81,7 @@ def receive_start(pipe: socket.socket) -> tuple[bytearray, list[int]]:
 
 
 def decode_start(data: bytearray, kind: type[M], fds: Sequence[int] = ()) -> M:
-    """The message, of the struct `kind`, with its descriptors. Raises EngineError when it is of
-    another version.
-    """
+    """The message, a `kind`, with descriptors. Raises EngineError for another version."""
     expected = {field.name: field.default for field in msgspec.structs.fields(kind)}
     # without a type at first: a message of another release may have other fields
     if msgspec.msgpack.decode(data)["protocol_version"] != expected["protocol_version"]:

@@ -27,9 +27,7 @@ _MOST_WAITING = 64
 
 
 class TaskEnded(Exception):
-    """A task took more than it may, so its process was ended. `reason` goes on after its name:
-    "takes more than 20 s".
-    """
+    """A task's process was ended. `reason` follows its name: "takes more than 20 s"."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -21,9 +21,7 @@ _MOST_FDS = 2
 
 
 class TaskStart(ChildStart, kw_only=True):
-    """The limits: CPU seconds for each task, and bytes for all that the process holds in addition
-    to what it needs to be ready.
-    """
+    """Limits: CPU seconds of each task, and bytes beyond what being ready takes."""
 
     time_s: float
     memory_bytes: int

@@ -64,9 +64,7 @@ def contained(error: BaseException) -> Exception:
 
 
 def processor_text(error: BaseException) -> str:
-    """The error text for a request when the operator's own code raised `error`: its first line,
-    without addresses.
-    """
+    """A request's error text when the operator's code raised: a first line, no addresses."""
     try:
         lines = str(error).splitlines()
     except Exception:  # making the text runs the operator's code, too

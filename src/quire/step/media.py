@@ -81,9 +81,7 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def whole(self) -> tuple[int, int] | None:
-        """Positions [start, stop) that attend to each other, so that one step computes them; None:
-        there are none.
-        """
+        """Positions [start, stop) that attend to each other, so that one step has them; or None."""
         return _whole(self)
 
     def spans(self) -> Iterator[EmbeddedSpan]:

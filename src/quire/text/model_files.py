@@ -12,9 +12,7 @@ from pathlib import Path
 from quire.errors import LoadError
 
 MOST_BYTES = 16 << 20
-"""The most bytes of a side file such as config.json. JSON takes thirty times its bytes in memory at
-the worst.
-"""
+"""The most bytes of a side file such as config.json: in memory JSON may take 30 times as many."""
 MOST_VOCABULARY_BYTES = 256 << 20
 """The most bytes of tokenizer.json, vocab.json and merges.txt; some published have 35 MB."""
 

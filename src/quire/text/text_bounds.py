@@ -20,9 +20,7 @@ _NORMALIZERS = {
     **dict.fromkeys(("ByteLevel", "Prepend"), 1),
     **dict.fromkeys(("NFC", "NFD", "NFKC", "NFKD", "Lowercase"), _SHRINKING),
 }
-"""Normalizer -> how many bytes of a text one byte of its result may stand for. Any other may leave
-out whole texts.
-"""
+"""Normalizer -> bytes of a text per byte of its result. Others may leave out whole texts."""
 _PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeScripts")
 """Pre-tokenizers that drop nothing, unless their behavior is "Removed"."""
 _ATOM = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]", re.S)

@@ -56,9 +56,7 @@ class PieceTable(dict[int, Piece]):
 
 
 def _byte_level_piece(token: str) -> Piece:
-    """The bytes that the letters stand for, as text where they are whole characters; a token with
-    any other letter stands for itself.
-    """
+    """The bytes of the letters, as text if whole; a token with another letter is itself."""
     data = byte_level_bytes(token)
     if data is None:
         return token

@@ -447,9 +447,7 @@ class Tokenizer:
         return self._token_texts.text(id, context)
 
     def token_bytes(self, id: int) -> bytes:
-        """The id's bytes in the UTF-8 of a text, also where they are a part of a character; none of
-        what is not an id.
-        """
+        """The id's bytes in UTF-8, perhaps part of a character; none of what is not an id."""
         piece = self.pieces.tables[False][id]
         return piece.encode("utf-8", "replace") if isinstance(piece, str) else piece
 
@@ -556,9 +554,7 @@ def _refuse_unknown(unknown: Iterable[str], allowed: str) -> None:
 def encode_prompt(
     tokenizer: Tokenizer | None, text: str, kwargs: Mapping[str, Any] | None
 ) -> list[int]:
-    """The ids of a prompt's text, encoded with these arguments. Raises InvalidParameter where the
-    engine has no tokenizer.
-    """
+    """The ids of a prompt's text. Raises InvalidParameter where there is no tokenizer."""
     if tokenizer is None:
         hint = "Give prompt_token_ids, or an engine with a tokenizer."
         allowed = "the engine has no tokenizer (`skip_tokenizer_init=True`)"

@@ -232,9 +232,7 @@ class DiskStore:
             self._changes[path] = None
 
     def _look(self) -> None:
-        """Read the folder: all roots' files count, the oldest use first. Half-written files that
-        were abandoned are deleted.
-        """
+        """Read the folder: all roots' files, oldest use first. Abandoned half-files are deleted."""
         with self._lock:
             if self._changes is not None:
                 return  # another thread reads it

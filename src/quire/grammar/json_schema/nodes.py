@@ -1,6 +1,4 @@
-"""The values that a schema allows, as nodes of a graph: what is left once every reference and every
-combination is unfolded.
-"""
+"""A schema's values as nodes of a graph, with every reference and combination unfolded."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The strings with a length in characters, patterns that occur in them, and formats. None of
-    the strings `excluded`.
-    """
+    """Strings of a length in characters, with patterns and formats, not `excluded`."""
 
     shortest: int = 0
     longest: int | None = None

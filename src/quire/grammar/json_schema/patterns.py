@@ -67,9 +67,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def all_but(texts: Collection[str]) -> str | None:
-    """A pattern of every text that is none of these, without what engines cannot do; None if one
-    of them is too long.
-    """
+    """A pattern of every text but these, for any engine; None if one of them is too long."""
     if any(len(text) > _LONGEST_NAME for text in texts):
         return None
     return f"^{_all_but(sorted(set(texts)), 0)}$"

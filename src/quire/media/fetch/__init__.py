@@ -1,3 +1,1 @@
-"""Fetches what a request names: data, http(s) and file URLs, within limits and from nowhere else
-than a stranger may read.
-"""
+"""Fetches data, http(s) and file URLs within limits, from where a stranger may read."""

@@ -72,9 +72,7 @@ class ByteBudget:
         self._num_held = 0
 
     def take(self, num_bytes: int) -> None:
-        """Count what was read, or will be. Raises FetchFault when it is too much, CapacityError
-        when that of all requests is.
-        """
+        """Count bytes. Raises FetchFault for too many here, CapacityError for those of all."""
         self._left -= num_bytes
         if self._left < 0:
             raise FetchFault(f"has too many bytes: all of a request have at most {self._total}")
@@ -83,9 +81,7 @@ class ByteBudget:
             self._num_held += num_bytes
 
     def give_back(self, num_bytes: int) -> None:
-        """Let go of what a failed try has read; after `release` there is nothing to let go of, as a
-        cancelled try may end later.
-        """
+        """Let go of what a failed try has read; nothing after `release`, as a try may end later."""
         self._left += num_bytes
         freed = min(num_bytes, self._num_held)
         if self._held is not None:

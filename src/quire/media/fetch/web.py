@@ -55,9 +55,7 @@ class WebClient:
         self._given_context = context
 
     def check(self, address: WebAddress) -> None:
-        """Raise FetchFault for a host that is not allowed by its name, or is an address that is
-        refused; nothing is asked for.
-        """
+        """Raise FetchFault for a host whose name or address is not allowed, without asking."""
         allowed = {domain.lower().rstrip(".") for domain in self._settings.allowed_domains}
         if allowed and address.host not in allowed:
             raise FetchFault(

@@ -129,9 +129,7 @@ class Gemma4Processor:
         return whole_layout(height, width, size)
 
     def arrays(self, image: Image, layout: PictureLayout) -> Arrays:
-        """`pixel_values` [max patches, P * P * 3] and `image_position_ids` (x, y), -1 where there
-        is not a patch.
-        """
+        """`pixel_values` [max patches, P * P * 3] and `image_position_ids` (x, y), -1: none."""
         channels = self.levels.channels(resized(image, layout.resized, self.resample))
         patches = patch_rows(channels, self.patch_size)
         rows, cols = (side // self.patch_size for side in layout.resized)

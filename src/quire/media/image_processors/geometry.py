@@ -146,9 +146,7 @@ def grids_up_to(least: int, most: int) -> tuple[Sides, ...]:
 
 @lru_cache(maxsize=64)
 def unordered_grids_up_to(least: int, most: int) -> tuple[Sides, ...]:
-    """As `grids_up_to`, those of as many tiles in the order that a set has them (LFM2-VL): it
-    decides between equals.
-    """
+    """As `grids_up_to`, but equal counts in the order of a set, which decides (LFM2-VL)."""
     pairs = {
         (cols, rows)
         for num in range(least, most + 1)
@@ -177,9 +175,7 @@ def closest_grid(height: int, width: int, tile: Sides, grids: Iterable[Sides]) -
 
 
 def least_scaled_grid(height: int, width: int, tile: int, most: int) -> Sides:
-    """(rows, columns) of at most `most` tiles that need the least enlarging, else the least
-    shrinking (Command A Vision).
-    """
+    """(rows, columns) of up to `most` tiles, least enlarged, else shrunk (Command A Vision)."""
     grids = grids_up_to(1, most)
     scales = [min(cols * tile / width, rows * tile / height) for rows, cols in grids]
     if max(scales) < 1:

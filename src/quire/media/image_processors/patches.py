@@ -56,9 +56,7 @@ class Qwen2VLProcessor:
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Self:
-        """Read the settings, with the class's defaults. `min_pixels` and `max_pixels` beat the
-        edges of `size`.
-        """
+        """Read the settings. `min_pixels` and `max_pixels` beat the edges of `size`."""
         edges = dict(zip(("shortest_edge", "longest_edge"), cls.EDGES, strict=True))
         given = settings.value("size", None)
         if given is not None and not isinstance(given, dict):

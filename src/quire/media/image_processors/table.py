@@ -77,9 +77,7 @@ def processor_name(values: Mapping[str, Any]) -> str:
 
 
 def read_processor(values: Mapping[str, Any]) -> ImageProcessor:
-    """The processor of a JSON. Raises UnsupportedConfigValue and UnknownConfigKey, which name what
-    is not implemented.
-    """
+    """The processor of a JSON. Raises UnsupportedConfigValue and UnknownConfigKey, by name."""
     name = processor_name(values)
     if name not in PROCESSORS:
         raise UnsupportedConfigValue(
@@ -108,9 +106,7 @@ _OF_OTHER_SIZES = (Gemma4Processor, Lfm2VlProcessor, Idefics3Processor)
 
 
 def changeable_settings(name: str) -> frozenset[str]:
-    """The keys of the processor `name` that requests may change: the encoder takes what becomes of
-    a picture whatever they are.
-    """
+    """The keys of a processor that requests may change: its encoder takes every result."""
     settings, kind = ProcessorSettings(name, {}), PROCESSORS[name]
     # reading an empty JSON tells which keys the class knows
     kind.read(settings)

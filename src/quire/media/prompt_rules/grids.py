@@ -68,9 +68,7 @@ class LightOnOcrRule(PromptRule):
 
 @dataclass(frozen=True, slots=True)
 class Idefics3Rule(PromptRule):
-    """Idefics3Processor and SmolVLMProcessor: a run for each tile after a token with its place, the
-    whole picture as the last.
-    """
+    """Idefics3Processor, SmolVLMProcessor: a run per tile after its place, the whole last."""
 
     fence: str
     whole: str

@@ -65,9 +65,7 @@ class PromptRule:
         raise NotImplementedError
 
     def prompt_text(self, text: str, pictures: Sequence[ExpandedPicture]) -> str:
-        """The prompt with an expansion for every placeholder, in order. Raises RequestError where
-        their numbers differ.
-        """
+        """The prompt with its placeholders expanded. Raises RequestError for another number."""
         parts = text.split(self.placeholder)
         self._check(len(parts) - 1, len(pictures))
         joined = [parts[0]]

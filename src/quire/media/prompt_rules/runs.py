@@ -201,9 +201,7 @@ class InternVLRule(FramedRule):
 
 @dataclass(frozen=True, slots=True)
 class InternVLChatRule(InternVLRule):
-    """The published code of InternVL: <image> in a text stands for a picture, which is not a token
-    of the vocabulary.
-    """
+    """InternVL's published code: <image> in a text, which is not a token of the vocabulary."""
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:

@@ -17,9 +17,7 @@ from quire.ops.moe import ExpertAdapters
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear:
-    """A packed weight with the bank of its adapters; a table of embeddings is a tensor, or packed
-    as the head's weight.
-    """
+    """A packed weight with the bank of its adapters; a table of embeddings may be a tensor."""
 
     weight: LinearWeight | Tensor
     bank: Bank

@@ -75,9 +75,7 @@ class AdapterBanks:
 
     @property
     def targets(self) -> frozenset[str]:
-        """The leaves that adapters may change, by canonical name without `.weight`, those of other
-        workers included.
-        """
+        """The leaves that adapters may change, without `.weight`; also those of other workers."""
         own = frozenset(leaf for product in self._products for leaf in product.leaves)
         leaves = own | self._elsewhere
         return leaves if self.room.leaves is None else leaves & self.room.leaves
@@ -159,9 +157,7 @@ class AdapterBanks:
         self._elsewhere.update(leaves)
 
     def add_other_stages(self, own: Iterable[str]) -> None:
-        """Let adapters change the leaves of other stages: those that are none of these, which are
-        the stage's `own`, with `.weight`.
-        """
+        """Let adapters change other stages' leaves: all but the stage's `own` (with `.weight`)."""
         assert self.room.leaves is not None, "the leaves of the whole model are known"
         here = {name.removesuffix(".weight") for name in own}
         self._elsewhere.update(self.room.leaves - here)

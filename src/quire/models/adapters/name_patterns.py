@@ -39,9 +39,7 @@ class NamePatterns:
 
 
 def name_patterns(key: str, values: Mapping[str, float]) -> NamePatterns:
-    """Read the patterns of `key` in a config. Raises BadAdapter for one that is not a regular
-    expression or may take long.
-    """
+    """Read the patterns of `key`. Raises BadAdapter for what is not regular or may take long."""
     names: dict[str, tuple[int, float]] = {}
     others: list[tuple[int, re.Pattern[str], float]] = []
     expressions = Expressions()

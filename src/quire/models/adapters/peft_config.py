@@ -1,6 +1,4 @@
-"""Reads `adapter_config.json` of PEFT strictly: a key that would change the adapter's results is
-understood or refused. Free of torch.
-"""
+"""Reads PEFT's `adapter_config.json`; a key is understood, of no effect, or refused. No torch."""
 
 from __future__ import annotations
 

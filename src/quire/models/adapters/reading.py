@@ -76,9 +76,7 @@ class _Reader:
         self._max_rank, self._dtype = max_rank, dtype
 
     def check(self, contents: Contents) -> list[tuple[Stack, bool]]:
-        """Check shapes and ranks. Returns the stacks of experts, and whether a and b of each are
-        exchanged.
-        """
+        """Check shapes and ranks -> the stacks of experts, and whether a and b are exchanged."""
         stacks = list(stacks_of(contents.stacked, self._model, self._config))
         for pair, stored in contents.linear:
             self._check_linear(pair, stored)

@@ -46,9 +46,7 @@ class TensorFile(Protocol):
 
 @contextmanager
 def open_tensors(folder: Path) -> Iterator[TensorFile]:
-    """Open the tensors of an adapter. Raises AdapterNotFound without a file of them, BadAdapter for
-    one that cannot be read.
-    """
+    """Open an adapter's tensors. Raises AdapterNotFound, or BadAdapter for an unreadable file."""
     try:
         if has_file(folder / SAFETENSORS, None):
             with _opened(folder / SAFETENSORS) as stream:

@@ -147,9 +147,7 @@ def own_parts(decoder: Decoder, own: Decoder, rank: int, size: int) -> dict[str,
 
 
 def own_part(leaf: Parameter, own: Parameter, rank: int, size: int) -> LeafPart | None:
-    """The part of a leaf of the whole decoder that a worker has as its leaf `own`; None for a leaf
-    that every worker has whole.
-    """
+    """The part of a decoder's leaf that a worker has as `own`; None: it has all of it."""
     if leaf.shape == own.shape:
         return None
     if leaf.role == "row":
@@ -180,9 +178,7 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
 
 
 def _shard_mixer(mixer: M, layer: int, size: int, group: int) -> M:
-    """A part of the heads, of which one of keys and values may be several workers'; latents are
-    every worker's.
-    """
+    """A part of the heads; keys and values may be several workers', latents are everyone's."""
     if isinstance(mixer, Attention | LatentAttention):
         _check_heads(mixer, layer, size)
     if _why_whole(mixer, size, group) is not None:

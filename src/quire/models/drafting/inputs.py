@@ -1,6 +1,4 @@
-"""The stage before the layers of a draft network, and the mixer of an EAGLE-3 network's first
-layer, which reads embeddings as well.
-"""
+"""The stage before a draft network's layers, and the mixer of EAGLE-3's first layer."""
 
 from __future__ import annotations
 

@@ -31,9 +31,7 @@ class MedusaSpec:
 
 
 def read_medusa(config: Mapping[str, Any], target: Decoder) -> MedusaSpec:
-    """The heads that a config.json describes. Raises LoadError subclasses for what is not known, or
-    does not fit the target.
-    """
+    """The heads of a config.json. Raises LoadError for unknown ones, or a wrong target."""
     c = ConfigReader(config)
     c.rename(num_heads="medusa_num_heads", num_hidden_layers="medusa_num_layers")
     width = c.integer("hidden_size", target.dim)

@@ -70,9 +70,7 @@ def load_medusa(
     dtype: torch.dtype,
     device: torch.device,
 ) -> MedusaHeads:
-    """Read the heads. Raises WeightMismatch unless the files have just these tensors, LoadError for
-    ids that the target does not have.
-    """
+    """Read the heads. Raises WeightMismatch for other tensors, LoadError for unknown ids."""
     with closing(open_files(load_format, folder, target)) as files:
         # only vLLM's layout has a key for biases; files of the authors show them by their tensors
         has_bias = spec.bias or any(name.endswith(".bias") for name in files.entries)

@@ -312,9 +312,7 @@ def family_of(architecture: str) -> Family:
 
 
 def summary_of(architecture: str) -> str:
-    """Summary of the architecture's family in one line: the docstring of the function that reads
-    its config, or of its module.
-    """
+    """The family in one line: the docstring of the function that reads its config, or its file."""
     if architecture in ADDED:
         return f"Added by {ADDED.holder(architecture)}."
     describe = family_of(architecture).describe

@@ -84,9 +84,7 @@ _SHARES = {"sum": 1.0, "average": 0.5}
 
 
 def _describe_cohere2_moe(c: ConfigReader) -> Decoder:
-    """Cohere 2 with experts: parallel blocks whose mixtures may be averaged with shared experts,
-    after dense layers that all rotate.
-    """
+    """Cohere 2 with experts, perhaps averaged with shared ones, after dense layers that rotate."""
     depth = num_layers_of(c)
     num_dense = c.integer("first_k_dense_replace", 0, minimum=0, maximum=depth)
     every_dense = c.integer("prefix_dense_sliding_window_pattern", 1)

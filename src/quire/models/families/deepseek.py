@@ -24,9 +24,7 @@ RULES = LATENT_RULES + DEEPSEEK_RULES
 
 
 def _describe_deepseek_v2(c: ConfigReader) -> Decoder:
-    """DeepSeek-V2 and V2-Lite: latent attention, and after dense layers experts of which some are
-    shared by all tokens.
-    """
+    """DeepSeek-V2 and V2-Lite: latent attention, dense layers, then experts, some shared."""
     c.only("mlp_bias", False)
     attn = latent_attention(c, interleaved=True)
     dense = Block(attn, mlp(c), rms(c, 1e-6))
@@ -72,9 +70,7 @@ DEEPSEEK_V2 = Family(("DeepseekV2ForCausalLM",), _describe_deepseek_v2, RULES)
 
 
 def _describe_deepseek_v3(c: ConfigReader) -> Decoder:
-    """DeepSeek-V3 and R1, Kimi-K2: latent attention, and after dense layers experts chosen by
-    sigmoids and a learned bias.
-    """
+    """DeepSeek-V3, R1, Kimi-K2: latent attention, then experts by sigmoids and a learned bias."""
     # their layers follow the decoder's and are left out
     c.integer("num_nextn_predict_layers", None, minimum=0)
     for key in ("n_group", "topk_group", "n_shared_experts"):

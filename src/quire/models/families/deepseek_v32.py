@@ -84,9 +84,7 @@ def _indexer(c: ConfigReader, attn: LatentAttention, heads: int, interleaved: bo
 
 
 def indexer_types_of(c: ConfigReader) -> list[str]:
-    """`indexer_types`, or else what the older keys mean: a pattern, or every `index_topk_freq`-th
-    layer after the first ones.
-    """
+    """`indexer_types`, or in older keys a pattern, or every `index_topk_freq`-th later layer."""
     every = c.integer("index_topk_freq", 1)
     first = c.integer("index_skip_topk_offset", 2, minimum=0)
     usual = [

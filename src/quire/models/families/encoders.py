@@ -146,9 +146,7 @@ def whole_attention(c: ConfigReader, head_dim: int | None = None, **facts: Any) 
 
 
 def check_encoder(c: ConfigReader) -> None:
-    """Take the keys that all encoders' files may have. Raises UnsupportedConfigValue for those that
-    make a decoder of one.
-    """
+    """Take the keys of all encoders' files. Raises UnsupportedConfigValue for decoders."""
     c.only("is_decoder", False)
     c.only("is_causal", False)
     # ties are of heads that predict masked tokens, which are left out

@@ -45,9 +45,7 @@ CHATGLM_RULES = (
 
 
 def _describe_chatglm(c: ConfigReader) -> Decoder:
-    """ChatGLM 2 and 3 and GLM-4-9B in their own form: GLM with q, k and v stored as one tensor, and
-    keys of Megatron.
-    """
+    """ChatGLM 2 and 3, GLM-4-9B: GLM with q, k and v as one tensor, and Megatron's keys."""
     c.rename(
         num_hidden_layers="num_layers",
         max_position_embeddings="seq_length",
@@ -148,9 +146,7 @@ GLM_OCR = Family(
 
 
 def _describe_glm4_moe(c: ConfigReader) -> Decoder:
-    """GLM-4.5, 4.6 and 4.7: half of each head rotated, DeepSeek-V3's experts after dense layers;
-    also in GLM-4.5V and 4.6V.
-    """
+    """GLM-4.5 to 4.7, also in 4.5V and 4.6V: half-rotated heads, DeepSeek-V3's experts."""
     c.raw("num_nextn_predict_layers", None)  # their layers follow the decoder's and are left out
     norm = rms(c, 1e-5)
     attn = attention(

@@ -131,9 +131,7 @@ def _moe(c: ConfigReader) -> Moe:
 
 
 def _describe_granite_moe(c: ConfigReader) -> Decoder:
-    """Granite with experts: Granite's multipliers, a softmax over the chosen logits, a shared
-    expert in some forms.
-    """
+    """Granite with experts: a softmax over the chosen logits, a shared expert in some forms."""
     return stack(c, block_of(c, _moe(c), 1e-6), **multipliers_of(c))
 
 
@@ -174,9 +172,7 @@ _KINDS = {
 
 
 def _describe_granite_hybrid(c: ConfigReader) -> Decoder:
-    """Granite 4: Mamba-2 in most layers, attention in the others, Granite's multipliers; with
-    experts or without.
-    """
+    """Granite 4: Mamba-2 in most layers, attention in others; with experts or without."""
     c.only("normalization_function", "rmsnorm")
     norm = rms(c, 1e-6)
     attn = attention(c, rope=_rope(c), scale=c.number("attention_multiplier", 1.0), **biases(c))

@@ -72,9 +72,7 @@ RULES = EMBEDDING_RULES + ATTENTION_RULES + MLP_RULES + PRE_NORM_RULES
 
 
 _MOST_LAYERS = 4096
-"""Most layers, some twenty times those of the deepest models; each takes memory before its weights
-are read.
-"""
+"""Most layers, twenty times the deepest models'; each takes memory before any weights."""
 
 _MOST_EXPERTS = 2**17
 """Most experts of all layers together."""
@@ -166,9 +164,7 @@ def mlp(
     act: str = "silu",
     **facts: Any,
 ) -> Mlp:
-    """Llama's gated feed-forward part with what differs as keywords. Without a `width` it is
-    `intermediate_size`.
-    """
+    """Llama's gated feed-forward part and its differences. `width` None: `intermediate_size`."""
     if width is None:
         width = c.integer("intermediate_size")
     return Mlp(width, c.choice(act_key, ACTIVATIONS, act), **facts)
@@ -274,9 +270,7 @@ def sliding_blocks(
 
 
 def _trim_window(block: Block, context: int) -> Block:
-    """A window or chunk no shorter than the context hides nothing; without it the layer shares the
-    full layers' KV group.
-    """
+    """A window that hides nothing is taken off: the layer shares the full layers' KV group."""
     mixer = block.mixer
     if not isinstance(mixer, Attention):
         return block
@@ -292,9 +286,7 @@ def _describe(c: ConfigReader) -> Decoder:
 
 
 def describe_llama(c: ConfigReader, *, is_causal: bool, eps: float = 1e-6) -> Decoder:
-    """Llama, whose tokens see those after them unless it `is_causal`; `eps` is what an absent
-    `rms_norm_eps` means.
-    """
+    """Llama; unless it `is_causal`, tokens see those after them. `eps`: if the config has none."""
     attn = attention(c, is_causal=is_causal, **biases(c))
     feed: Mlp | Moe = mlp(c, bias=c.flag("mlp_bias", False))
     return stack(c, Block(attn, feed, rms(c, eps)))

@@ -73,9 +73,7 @@ def _experts(c: ConfigReader) -> Moe:
 
 
 def _has_experts(c: ConfigReader) -> list[bool]:
-    """Whether each layer has experts: `moe_layers` lists those that do, else every
-    `interleave_moe_layer_step`-th has some.
-    """
+    """Whether layers have experts: `moe_layers`, or every `interleave_moe_layer_step`-th."""
     depth, every = num_layers_of(c), c.integer("interleave_moe_layer_step", 1)
     layers = c.raw("moe_layers", list(range(every - 1, depth, every)))
     if not isinstance(layers, list) or not all(layer in range(depth) for layer in layers):
@@ -110,9 +108,7 @@ def _temperature(c: ConfigReader) -> Temperature | None:
 
 
 def _rotates(c: ConfigReader) -> list[bool]:
-    """`no_rope_layers`, which has 1 for layers with rope; without it every
-    `no_rope_layer_interval`-th has none.
-    """
+    """`no_rope_layers`, 1 for rope; without it none in every `no_rope_layer_interval`-th."""
     depth, every = num_layers_of(c), c.integer("no_rope_layer_interval", 4)
     # released files have an empty list, which means the interval
     flags = c.raw("no_rope_layers", None) or [int((i + 1) % every != 0) for i in range(depth)]
@@ -122,9 +118,7 @@ def _rotates(c: ConfigReader) -> list[bool]:
 
 
 def _chunks(c: ConfigReader, rotates: list[bool]) -> list[int | None]:
-    """`attention_chunk_size` for layers of type chunked_attention, which are the rotated ones where
-    the config does not say.
-    """
+    """`attention_chunk_size` for chunked_attention layers, by default the rotated ones."""
     size = c.integer("attention_chunk_size", None)
     usual = ["chunked_attention" if r else "full_attention" for r in rotates]
     kinds = read_kinds(c, "layer_types", ("full_attention", "chunked_attention"), usual)

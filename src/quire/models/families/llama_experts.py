@@ -110,9 +110,7 @@ _OF_DRAFTS = (
 
 
 def _describe_mellum(c: ConfigReader) -> Decoder:
-    """Mellum: Qwen3's experts in the layers that the config says, windows with a rotation of their
-    own in some.
-    """
+    """Mellum: Qwen3's experts in some layers, windows with a rotation of their own in some."""
     c.ignore(*_OF_DRAFTS)
     c.rename(num_experts="num_local_experts")
     norm = rms(c, 1e-6)

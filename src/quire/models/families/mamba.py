@@ -138,9 +138,7 @@ def _describe_mamba2(c: ConfigReader) -> Decoder:
 
 
 def mamba2_of_hybrid(c: ConfigReader, *, width: int | None = None, **facts: Any) -> Mamba2:
-    """The mixer of a model that has others too, from its keys `mamba_...`; `width` None: as many
-    channels as `mamba_expand` says.
-    """
+    """The mixer of a hybrid by its `mamba_` keys; `width` None: as `mamba_expand` says."""
     if width is None:
         width = c.integer("mamba_expand", 2) * c.integer("hidden_size")
     c.only("hidden_act", "silu")

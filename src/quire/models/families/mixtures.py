@@ -25,9 +25,7 @@ def select_bias_rule(stored: str) -> Rule:
 
 
 def expert_rules(stored: str, names: tuple[str, str, str] = _PROJECTIONS) -> tuple[Rule, ...]:
-    """The rules of experts with a tensor for each projection; `names` are those of gate, up and
-    down in the checkpoint.
-    """
+    """The rules of experts with a tensor per projection; `names`: of gate, up and down."""
     return _rules_of(f"{_AT}{stored}.{{expert}}.", _OURS + "experts.{expert}.", names)
 
 
@@ -63,9 +61,7 @@ DEEPSEEK_RULES = (
 
 
 def experts_of(c: ConfigReader, key: str, top_k: str = "num_experts_per_tok", **facts: Any) -> Moe:
-    """A mixture of as many experts as `key` says. Without `width` among the facts it is
-    `moe_intermediate_size`.
-    """
+    """A mixture of `key` experts. Without `width` among the facts: `moe_intermediate_size`."""
     experts = num_experts_of(c, key)
     if "width" not in facts:
         facts["width"] = c.integer("moe_intermediate_size")

@@ -61,9 +61,7 @@ _FUSED_RULES = layer_rules(
 
 
 def _describe_phi3(c: ConfigReader) -> Decoder:
-    """Phi-3, 3.5 and 4: Llama with q, k and v and gate and up stored as one tensor each, long
-    contexts through LongRoPE.
-    """
+    """Phi-3, 3.5 and 4: Llama with fused q, k and v, gate and up, and LongRoPE."""
     for bias in ("attention_bias", "mlp_bias", "lm_head_bias"):
         c.only(bias, False)
     for factor in ("full_attn_mod", "interpolate_factor"):  # Phi-4-mini: only 1 has a meaning

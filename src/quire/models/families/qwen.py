@@ -38,9 +38,7 @@ def qwen_layers(c: ConfigReader, block: Block) -> list[Block]:
 
 
 def _describe_qwen2(c: ConfigReader) -> Decoder:
-    """Qwen2 and 2.5: Llama with biases on q, k and v, and windows from some layer on where they are
-    switched on.
-    """
+    """Qwen2 and 2.5: Llama with biases on q, k and v, and windows in later layers if on."""
     attn = attention(c, qkv_bias=True, is_causal=c.flag("is_causal", True))
     return stack(c, qwen_layers(c, Block(attn, mlp(c), rms(c, 1e-6))))
 
@@ -65,9 +63,7 @@ _GATE_RULE = rule(
 
 
 def _describe_qwen2_moe(c: ConfigReader) -> Decoder:
-    """Qwen2 mixture of experts: Qwen2's attention, experts in the layers that the config says, and
-    a shared expert with a gate.
-    """
+    """Qwen2-MoE: Qwen2's attention, experts in some layers, a shared expert with a gate."""
     attn = attention(c, qkv_bias=c.flag("qkv_bias", True))
     dense = Block(attn, mlp(c), rms(c, 1e-6))
     moe = experts_of(

@@ -172,9 +172,7 @@ def _sparse_layers(c: ConfigReader) -> list[bool]:
 def _per_layer(
     c: ConfigReader, key: str, is_valid: Callable[[Any], bool], default: Any
 ) -> list[Any]:
-    """A value for each layer, or one for all; entries after the last layer are of layers that
-    predict further tokens.
-    """
+    """A value for each layer, or one for all; entries after the last are of drafting layers."""
     depth, after = num_layers_of(c), c.integer("num_nextn_predict_layers", 0, minimum=0)
     value = c.raw(key, default)
     values = value if isinstance(value, list) else [value] * depth

@@ -47,9 +47,7 @@ class ActivatedFeedForward:
 
 @dataclass(frozen=True, slots=True)
 class SparseOverWorkers:
-    """An activation that looks at the gates of all workers of a group: each activates the whole
-    rows, and goes on with its part.
-    """
+    """An activation that looks at all workers' gates: each activates rows, and keeps its part."""
 
     group: WorkerGroup
     activate: Callable[[Tensor], Tensor]

@@ -1,6 +1,4 @@
-"""Mixtures of experts as parts of a decoder: the router, the chosen experts here or on other cores,
-and the shared expert.
-"""
+"""Mixtures of experts in a decoder: router, experts here or on other cores, shared expert."""
 
 from __future__ import annotations
 

@@ -49,9 +49,7 @@ Span = tuple[int, int, int]
 
 
 class Expected(NamedTuple):
-    """The ids of both texts, the logits [n, V] of the one that is compared, and whether experts are
-    chosen for its tokens.
-    """
+    """The ids of both texts, the compared one's logits [n, V], whether it chooses experts."""
 
     ids: Tensor
     logits: Tensor
@@ -88,9 +86,7 @@ class Staging(Protocol):
 def check(
     model: ForeignModel, ops: Ops, expected: Expected, dtype: torch.dtype, device: Staging
 ) -> float:
-    """Seconds that the last step took. Raises UnsupportedArchitecture if `model` has other
-    logits than are expected for the text.
-    """
+    """Seconds of the last step. Raises UnsupportedArchitecture for other logits than expected."""
     spec, hidden, begun = model.spec, [], 0.0
     kv = _memories(spec, ops, dtype)
     for number, step in enumerate(_STEPS):

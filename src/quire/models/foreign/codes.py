@@ -159,9 +159,7 @@ def _found_experts(
 
 
 def _name_in(files: CheckpointFiles, name: str) -> str:
-    """The name that the files have for a module: a checkpoint of the layers alone lacks the name of
-    their wrapper.
-    """
+    """The files' name of a module; a checkpoint of the layers alone lacks a wrapper's name."""
     bare = name.partition(".")[2]
     return next((at for at in (name, bare) if _has(files, at)), name)
 

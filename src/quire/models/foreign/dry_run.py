@@ -142,9 +142,7 @@ def _passes(name: str, model: Any) -> _Passes:
 
 
 def _noted_masks(body: Any) -> tuple[set[object], list[Any]]:
-    """A set to which the windows of masks are added that modules are called with (`_mask`), and the
-    handles of what does so.
-    """
+    """The windows of masks (`_mask`) that modules are called with, and handles of the hooks."""
     found: set[object] = set()
 
     def note(_: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
@@ -272,9 +270,7 @@ def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Tensor]
 
 
 def _seen_from(mask_function: Callable[..., Tensor], query: int) -> int | str:
-    """Number of keys that a query sees: the last ones up to its own; "later" if it sees some after
-    it, "odd" if it sees others.
-    """
+    """Number of last keys that a query sees; "later": also some after it; "odd": others."""
     zero, keys = torch.tensor(0), torch.arange(_FAR + 1)
     seen = mask_function(zero, zero, torch.tensor(query), keys).expand(keys.shape)
     if bool(seen[query + 1 :].any()):

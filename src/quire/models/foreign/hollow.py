@@ -89,9 +89,7 @@ def _no_experts(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 class NoProducts(TorchFunctionMode):
-    """While it is entered, products with weights are zeros: of weights without memory torch would
-    make whole copies to multiply with.
-    """
+    """While entered, products with weights are zeros: torch would copy weights without memory."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

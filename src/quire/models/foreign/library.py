@@ -48,9 +48,7 @@ def knows(config: Mapping[str, Any]) -> bool:
 
 
 def model_class(config: Mapping[str, Any]) -> Any:
-    """transformers' class of the model, or the one that was registered for it. Raises
-    UnsupportedArchitecture where there is none.
-    """
+    """The model's class, or the registered one. Raises UnsupportedArchitecture without any."""
     import transformers
 
     require()
@@ -87,9 +85,7 @@ def library_config(config: Mapping[str, Any]) -> Any:
 
 
 def renamings(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """Make the function from the name of a tensor in files to that in transformers' model, where
-    the two are one tensor each.
-    """
+    """Make the function from a tensor's name in files to that of transformers' one tensor."""
     import torch
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, apply_renamings

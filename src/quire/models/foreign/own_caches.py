@@ -113,9 +113,7 @@ class OwnCaches:
         return group
 
     def _filled(self, batch: Batch, before: Mapping[int, Tensor], first: int) -> Any:
-        """A cache of the tokens in these lanes of each group, and of the state before the token
-        `first`.
-        """
+        """A cache of the tokens in these lanes by group, and of the state before token `first`."""
         cache = _own_cache(self._text, self._caches)
         # a text that begins has neither tokens nor states before it
         if not any(map(len, before.values())):

@@ -68,9 +68,7 @@ class PackedExperts(SeparateProducts):
 
 
 def are_stacked(module: Any) -> bool:
-    """Whether a module is transformers' experts in one tensor each for up and down, in a form that
-    `PackedExperts` has.
-    """
+    """Whether a module is stacked experts in a form that `PackedExperts` has."""
     return getattr(module, "has_post_expert_norm", None) is False and hasattr(module, "has_gate")
 
 

@@ -1,6 +1,4 @@
-"""AutoRound (Cheng et al. 2023): codes packed as in GPTQ, in either version, or as in AWQ, with
-entries for modules of their own.
-"""
+"""AutoRound (Cheng et al. 2023): codes packed as in GPTQ or AWQ, with entries for modules."""
 
 from __future__ import annotations
 

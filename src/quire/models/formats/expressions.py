@@ -98,9 +98,7 @@ def _is_last(operation: object, value: Any, *, has_end: bool) -> bool:
 
 
 def _of_sequence(items: Sequence[Any], *, is_led: bool) -> tuple[int, int]:
-    """The ways in which a sequence matches, and those that are tried on the side, in what looks
-    ahead. is_led: a letter follows it.
-    """
+    """The ways a sequence matches, and those of looking ahead. is_led: a letter follows it."""
     ways, aside = 1, 0
     for i, (operation, value) in enumerate(items):
         is_next_led = _is_letter(*items[i + 1]) if i + 1 < len(items) else is_led

@@ -58,9 +58,7 @@ def read_gptq(reader: ConfigReader) -> Storage:
 
 
 def _dynamic(reader: ConfigReader, layout: CodeLayout) -> list[tuple[Any, CodeLayout | None]]:
-    """Entries of `dynamic` for modules whose names match, None for those that are kept as they are:
-    the first match counts.
-    """
+    """Entries of `dynamic` for modules by pattern, None: kept as they are; the first counts."""
     section = reader.section("dynamic")
     if section is None:
         return []

@@ -1,6 +1,4 @@
-"""AMD's Quark: FP8 and int8 with a scale per tensor or output, MXFP4, and four bits in groups,
-packed along the outputs.
-"""
+"""AMD's Quark: FP8 and int8 with scales per tensor or output, MXFP4, four bits in groups."""
 
 from __future__ import annotations
 

@@ -22,9 +22,7 @@ _OF_KERNELS = ("set_inductor_config", "kernel_preference", "mm_config", "alg_id"
 
 
 def read_torchao(reader: ConfigReader) -> Storage:
-    """A config for all linear modules, or one for each name or expression; modules that the files
-    store plainly need not be listed.
-    """
+    """A config for all linear modules, or by name or expression; plain ones need no entry."""
     reader.ignore("quant_type_kwargs", "untie_embedding_weights")
     reader.only("include_input_output_embeddings", False)
     kept = names(reader, "modules_to_not_convert")

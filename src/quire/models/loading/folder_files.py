@@ -17,9 +17,7 @@ from quire.text.model_files import has_file
 LoadFormat = Literal[
     "auto", "safetensors", "pt", "mistral", "runai_streamer", "sharded_state", "dummy"
 ]
-"""Formats in an engine's plan, where nothing is automatic any more; models/loading/load_formats.py
-reads the files.
-"""
+"""Formats in an engine's plan: none is automatic; models/loading/load_formats.py reads them."""
 
 AUTOMATIC_FORMATS = ("auto", "hf", "mmap")
 """Values of the option load_format that leave open which files are read: see `found_format`."""

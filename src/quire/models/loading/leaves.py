@@ -131,9 +131,7 @@ class StoredLeaves:
 
 
 def _own_parts_of(read: Read, decoder: Decoder, own: Decoder, group: WorkerGroup | None) -> Read:
-    """Reads of each leaf of `decoder` what a worker of the group, with the decoder `own`, has of
-    it, and no more of the file.
-    """
+    """Reads of each leaf of `decoder` what a worker has as `own`, and no more of the file."""
     if group is None:
         return read
     return parts_of(read, parameters(decoder), own_parts(decoder, own, group.rank, group.size))

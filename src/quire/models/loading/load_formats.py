@@ -30,9 +30,7 @@ class WeightFiles(Protocol):
         ...
 
     def read(self, name: str) -> Tensor:
-        """The tensor in its stored dtype, valid until the next call; holding it keeps its memory.
-        Raises LoadError.
-        """
+        """The tensor as stored, valid until the next call; holding it is safe. Raises LoadError."""
         ...
 
     def close(self) -> None:

@@ -19,9 +19,7 @@ Part = Tensor | LinearWeight | HeadsWeight | ExpertWeights
 
 
 class PartMemory(Protocol):
-    """Memory of the parts of a model that is there. `leaves` are those of a part, without the ends
-    of their names.
-    """
+    """Memory of a model's parts. `leaves`: those of a part, without the ends of names."""
 
     def find(self, name: str) -> Part | None:
         """The part of this name where its values are not to be made of leaves; None: they are."""

@@ -10,9 +10,7 @@ from quire.errors import WeightMismatch
 from quire.models.rules import Family, StoredTensor
 
 _MODULE_LEVELS = 2
-"""Names within a module of another part have dots: a tensor right in the text's own module is not
-passed over.
-"""
+"""Names in other parts' modules have dots; tensors of the text's own are not passed over."""
 _ALONE = frozenset({"image_newline"})
 """Tensors of other parts that are in no module."""
 

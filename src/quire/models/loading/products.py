@@ -28,9 +28,7 @@ _OTHER_NAMES = {
 
 
 def product_of(name: str) -> str:
-    """The product that a leaf or a weight of a layer belongs to: of `layers.3.mlp.gate.weight` and
-    `layers.3.mlp.up` it is `mlp.up`.
-    """
+    """A leaf's product: `layers.3.mlp.gate.weight` and `layers.3.mlp.up` are of `mlp.up`."""
     parts = name.split(".")[2:]
     if parts[-1] in ("weight", "bias"):
         parts.pop()

@@ -40,9 +40,7 @@ class ReadAhead:
         is_pinned: bool,
         most_bytes: int = _MOST_BYTES,
     ) -> None:
-        """is_pinned: into memory that a GPU copies from by itself. most_bytes: ahead of what has
-        been asked for, or one leaf.
-        """
+        """is_pinned: into memory that a GPU copies from. most_bytes: read ahead, or one leaf."""
         self._read = read
         self._is_pinned = is_pinned
         self._most_bytes = most_bytes

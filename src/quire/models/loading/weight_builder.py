@@ -127,9 +127,7 @@ class WeightBuilder:
         return out
 
     def stacked(self, groups: Sequence[Sequence[str]]) -> Tensor | list[CodedWeight]:
-        """One `merged` tensor per group, stacked along a new first axis; a list of weights where
-        they are stored in codes.
-        """
+        """One `merged` tensor per group, stacked along a first axis; a list of weights in codes."""
         if self._are_codes([name for names in groups for name in names]):
             return [self._merged_codes(names) for names in groups]
         rows = sum(self._left[name].shape[0] for name in groups[0])

@@ -149,9 +149,7 @@ def check_weights(
     kv_dtype: torch.dtype,
     files: WeightFiles | None = None,
 ) -> None:
-    """Raise what `load_model` would, as far as names, shapes and sizes of a folder's files show it;
-    no weight is read.
-    """
+    """Raise what `load_model` would by names, shapes and sizes; no weight is read."""
     recipe = for_decoder(recipe, family, decoder)
     with open_leaves(
         *(folder, decoder, own_part(decoder, recipe, storage, group)),

@@ -211,9 +211,7 @@ class ChoiceBefore:
 def make_latent_attention(
     make: Maker, at: str, a: LatentAttention, choice: ChosenTokens
 ) -> LatentAttentionLayer:
-    """Build the mixer whose leaves' names begin with `at`, in their order. `choice` is that of all
-    layers of a model.
-    """
+    """Build the mixer of leaves below `at`, in order. `choice`: that of all layers."""
     first = "q" if a.q_rank is None else "q_a"
     down = make.linear(at + "q_kv_a", at + first, at + "kv_a")
     query = None

@@ -87,9 +87,7 @@ def make_shared_weights(make: Maker, s: SharedTransformer) -> SharedWeights:
 def make_use(
     make: Maker, at: str, s: SharedTransformer, shared: SharedWeights, place: int
 ) -> SharedTransformerUse:
-    """Build the use by one layer, whose own leaves' names begin with `at`; `place` is that of the
-    memory of its attention.
-    """
+    """Build a layer's use, of leaves below `at`; `place`: of its attention's memory."""
     attention = shared.attention
     if s.attention_rank:
         attention = replace(attention, qkv=_adapted(make, at, "qkv", attention.qkv))

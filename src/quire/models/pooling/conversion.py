@@ -1,6 +1,4 @@
-"""Generators as poolers: the pooler that an architecture's name or an option asks for, and the
-family of such checkpoints.
-"""
+"""Generators as poolers: the pooler by name or option, and the family of checkpoints."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ _VALUE_HEADS = ("InternLM2",)
 
 
 def generators_of(architecture: str) -> tuple[tuple[str, ...], Form] | None:
-    """The names that the generator of a pooling architecture may have, and its form; None for a
-    name that ends as none of these.
-    """
+    """Names that a pooling architecture's generator may have, and its form; None for others."""
     if architecture.endswith(_GENERATORS):
         return None
     for end, form in _FORMS.items():
@@ -83,9 +79,7 @@ def with_pooler(family: Family, rules: tuple[Rule, ...]) -> Family:
 
 
 def _file_rules(pooler: PoolerSpec | None) -> tuple[Rule, ...]:
-    """The rules of layers that are in files of their own, whose tensors are named by the file, and
-    of the projection of a checkpoint.
-    """
+    """The rules of layers with files of their own, named by file, and of a projection."""
     dense = () if pooler is None else pooler.dense
     return tuple(
         rule(

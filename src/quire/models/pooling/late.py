@@ -49,9 +49,7 @@ def _seeing_all(block: Block) -> Block:
 
 
 def projected(family: Family) -> Family:
-    """The family of such checkpoints, of the family of what is projected. Where the config names no
-    width, the pooler has no layer yet.
-    """
+    """The family of such checkpoints; without a width in the config there is no layer yet."""
     describe = family.describe
 
     def describe_late(c: ConfigReader) -> Decoder:

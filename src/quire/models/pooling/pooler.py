@@ -106,9 +106,7 @@ def make_pooler(make: Maker, spec: PoolerSpec, token_rows: Callable[[], Tensor])
 
 
 def with_other_leaves(pooler: Pooler, leaves: Mapping[str, Tensor], device: torch.device) -> Pooler:
-    """The head with these leaves in place of its own, by canonical name. A projection or norm that
-    is replaced is replaced whole.
-    """
+    """The head with these leaves by canonical name; a projection or norm is replaced whole."""
 
     def leaf(name: str) -> Tensor | None:
         return leaves[name].to(device, pooler.dtype) if name in leaves else None

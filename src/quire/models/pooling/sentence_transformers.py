@@ -234,9 +234,7 @@ def _terms(path: Path) -> TermPooling:
 
 
 def _check_names(folder: Path, modules: Sequence[str]) -> None:
-    """Raise UnsupportedConfigValue for a module, in one of these folders, that does not read and
-    write the pooled vector.
-    """
+    """Raise UnsupportedConfigValue for a module that does not use the pooled vector."""
     for inside in modules:
         config = read_json(folder / inside / "config.json")
         for key in ("module_input_name", "module_output_name"):

@@ -159,9 +159,7 @@ class PoolerSpec:
 
 
 def check_dimensions(pooler: PoolerSpec, dimensions: int, width: int, name: str) -> None:
-    """Raise InvalidParameter unless vectors of the model `name`, which have `width` numbers, may be
-    cut to so many.
-    """
+    """Raise InvalidParameter unless vectors of `width` numbers may be cut to so many."""
     if pooler.sizes is None and dimensions == width:
         return  # nothing is cut
     if pooler.sizes is None:

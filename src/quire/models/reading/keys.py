@@ -27,9 +27,7 @@ _MOST_SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class LeftKey:
-    """A key that a family did not read: the names from the outermost object to it, its value, and
-    the object that has it.
-    """
+    """A key that a family did not read: names from the outermost on, value, its object."""
 
     path: tuple[str, ...]
     value: Any

@@ -79,9 +79,7 @@ def text_kind_of(kind: object) -> str | None:
 
 
 def tower_kind_of(kind: object) -> str | None:
-    """The type of the vision encoder in a model of several parts, where its config does not say it;
-    None for other models.
-    """
+    """The type of a model's vision encoder where its config lacks it; None for others."""
     found: str | None = _table()["tower_kinds"].get(kind) if isinstance(kind, str) else None
     return found
 

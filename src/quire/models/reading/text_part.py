@@ -95,9 +95,7 @@ class Projection(NamedTuple):
 _OF_PROMPTS: Mapping[object, tuple[str, ...]] = MappingProxyType(
     {"paligemma": ("use_bidirectional_attention",)}
 )
-"""Keys of text that in some wholes are about prompts with pictures alone, which say by themselves
-what attends to what.
-"""
+"""Keys of text about prompts with pictures, which say themselves what attends to what."""
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,9 +46,7 @@ class BoundedLinear:
 
 
 class BoundedMaker(Maker):
-    """Makes the products of one block as those of `make` are made, and has its ops keep them within
-    their bounds, which are read first.
-    """
+    """Makes a block's products as `make` does, kept within their bounds, which are read first."""
 
     def __init__(self, make: Maker, at: str, block: Block) -> None:
         # one state with `make`: what is kept here has to be in its list of the encoder's parts

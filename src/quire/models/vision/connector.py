@@ -27,9 +27,7 @@ RowFunction = Callable[[Tensor], Tensor]
 def make_connector(
     make: Maker, at: str, steps: tuple[ConnectorStep, ...], width: int, merge: int
 ) -> RowFunction:
-    """Build the steps, whose leaves' names begin with `at`, for patches of `width` values in cells
-    of `merge` by `merge`.
-    """
+    """Build the steps of leaves below `at`, for cells of `merge`² patches of `width` values."""
     made = [
         _make_step(make, f"{at}.{i}", step, inputs, merge)
         for i, step, inputs in widths(steps, width, merge)

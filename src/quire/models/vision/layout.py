@@ -38,9 +38,7 @@ class PatchLayout:
 def lay_out(
     frames: Sequence[tuple[int, int]], merge: int, window: int | None = None
 ) -> PatchLayout:
-    """The layout of frames of (height, width) patches, which are multiples of `merge`; `window`:
-    see `VisionTower`.
-    """
+    """The layout of (height, width) patches, multiples of `merge`; `window`: see `VisionTower`."""
     orders, cells, windows = [], [], []
     at = 0
     for height, width in frames:

@@ -35,9 +35,7 @@ _WRAPPERS = ("", "vlm.")
 
 @dataclass(frozen=True, slots=True)
 class VisionTensors:
-    """The tensors of an encoder as files name them, and the names in the encoder's modules that are
-    not left out.
-    """
+    """An encoder's tensors by the files' names, and those that are not left out."""
 
     stored: list[StoredTensor]
     own: frozenset[str]

@@ -95,9 +95,7 @@ def frames_of(picture: Picture, patch: PatchEmbedding) -> list[Frame]:
 
 
 def vectors_of(picture: Picture, patch: PatchEmbedding) -> Tensor:
-    """The vectors of a picture's patches, frame by frame, and row by row where it does not come
-    cut -> [T, values].
-    """
+    """A picture's patches [T, values], frame by frame, row by row where it comes uncut."""
     if patch.is_cut:
         return picture.pixels
     size = patch.size

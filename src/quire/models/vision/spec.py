@@ -117,9 +117,7 @@ class ClassPool:
 
 @dataclass(frozen=True, slots=True)
 class ProbePool:
-    """A frame's one row: what a learned vector finds in its patches with `heads` heads, plus `mlp`
-    of the `norm` of that.
-    """
+    """A frame's one row: a learned vector's attention over `heads`, plus `mlp` of its `norm`."""
 
     heads: int
     norm: Norm

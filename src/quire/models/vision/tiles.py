@@ -44,9 +44,7 @@ def arranged(
 
 
 def best_size(size: tuple[int, int], sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The one of these (height, width) in which most pixels of a picture of `size` remain, and of
-    several such the smallest.
-    """
+    """The (height, width) that keeps most of a picture's pixels; of equals the smallest."""
 
     def fit(candidate: tuple[int, int]) -> tuple[int, int]:
         (high, wide), (height, width) = candidate, size

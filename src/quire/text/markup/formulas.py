@@ -40,9 +40,7 @@ _NOT_CONVERTED = re.compile(
 
 
 def add_formulas(markdown: MarkdownIt) -> None:
-    """Have `markdown` find formulas: `\\(...\\)`, `$...$`, and in lines of their own `\\[...\\]`,
-    `$$...$$` and environments.
-    """
+    """Have `markdown` find `\(...\)`, `$...$`, and in lines `\[...\]`, `$$...$$`, environments."""
     interrupted = ["paragraph", "reference", "blockquote", "list"]
     markdown.block.ruler.before("fence", "formula", _find_block, {"alt": interrupted})
     markdown.inline.ruler.before("escape", "formula", _find_inline)

@@ -1,6 +1,4 @@
-"""The environment of chat templates: the names, the filter and the tag that Hugging
-Face templates use, made harmless.
-"""
+"""The environment of chat templates: Hugging Face's names, filter and tag, made harmless."""
 
 from __future__ import annotations
 

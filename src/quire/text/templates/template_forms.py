@@ -55,9 +55,7 @@ class CallForms:
 
 
 def detect_content_formats(render: Render) -> ContentFormats:
-    """The forms for each role, for a template that walks through parts somewhere. A role that it
-    refuses or leaves out gets text.
-    """
+    """The forms for each role, of a template that walks through parts. A refused role: text."""
     by_role: dict[str, ContentFormat] = {}
     for role in _ROLES:
         takes_text = _writes(render, role, _PROBE)
@@ -110,9 +108,7 @@ def _fitted_arguments(arguments: Any, forms: CallForms) -> Any:
 
 
 def _writes(render: Render, role: str, content: Any) -> bool:
-    """Whether this content of a message of that role is written as text, whichever form the
-    messages around it must have.
-    """
+    """Whether this content of a message is written as text, whichever form is around it."""
     for other in _OTHER_CONTENTS:
         text = _rendered(render, _conversation(role, content, other))
         if _PROBE in text and not _AS_DATA.search(text):

@@ -17,9 +17,7 @@ from quire.errors import LoadError
 from quire.text.token_pieces import BYTE_OF_LETTER
 
 MOST_TOKEN_BYTES = 1024
-"""The most bytes of one token; the number of its divisions grows with it. The longest published
-token has 256 blanks.
-"""
+"""Most bytes of a token, whose divisions grow with it; the longest published has 256 blanks."""
 
 
 def check_ranks(ranks: Mapping[bytes, int], count: int, place: str) -> None:

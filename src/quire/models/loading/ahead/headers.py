@@ -40,9 +40,7 @@ class PlacedTensor:
 
 
 def placed_tensors(folder: Path) -> dict[str, PlacedTensor]:
-    """The tensors of a folder's safetensors files by name; none where its files have other names,
-    or cannot be read.
-    """
+    """The tensors of safetensors files by name; none under other names, or unreadable."""
     try:
         index = read_index(folder / _INDEX, ".safetensors")
         files = sorted(set(index.values())) if index is not None else [_WHOLE]
@@ -52,9 +50,7 @@ def placed_tensors(folder: Path) -> dict[str, PlacedTensor]:
 
 
 class Sources:
-    """Names for the contents of tensors. A file that replaces another, and a file whose contents
-    have changed, give new names.
-    """
+    """Names of tensors' contents. Another file, or changed contents, has new names."""
 
     def __init__(self) -> None:
         self._files: dict[Path, str] = {}

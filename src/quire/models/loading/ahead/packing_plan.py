@@ -26,9 +26,7 @@ _LEAST_VALUES = 1 << 17
 def packing_plan(
     folder: Path, decoder: Decoder, family: Family, dtype: str, *, level: str, num_threads: int
 ) -> PackingPlan | None:
-    """The weights of a folder in the order of loading, in a dtype, for a level of the kernels; None
-    where there are none.
-    """
+    """A folder's weights in load order, in a dtype, for a level of the kernels; None: none."""
     tensors = placed_tensors(folder)
     places: dict[str, PlacedTensor] = {}
     for stored in tensor_map(family, decoder) if tensors else ():

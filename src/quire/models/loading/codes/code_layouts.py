@@ -32,9 +32,7 @@ _LARGEST_GROUP = 128
 
 
 def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> CodedWeight:
-    """The weight of a module with these tensors, some of them views. Raises CorruptCheckpoint for
-    numbers that no quantiser writes.
-    """
+    """The weight of these tensors, some as views. Raises CorruptCheckpoint for bad numbers."""
     assert layout.bits == 4 or layout.bits == 8, "products take no other codes"
     shape = parts.get("weight_shape")
     if layout.packing in FLATTENED:
@@ -122,9 +120,7 @@ def _divided(inputs: int) -> int:
 
 
 def _in_order_of_groups(weight: CodedWeight, module: str, index: Tensor) -> CodedWeight:
-    """index [in]: the group of each input. Groups of a weight are of neighbours, so inputs that
-    are spread over groups get an order.
-    """
+    """index [in]: each input's group. Groups are of neighbours, so others get an order."""
     index = index.long()
     in_place = torch.arange(weight.in_features) // weight.group
     if torch.equal(index, in_place):

@@ -18,9 +18,7 @@ _IN_WORD = 10
 
 
 def widened_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> Tensor:
-    """The weight [out, in] of a module with these tensors in fp32. Raises LoadError and
-    CorruptCheckpoint, which name the module.
-    """
+    """The weight [out, in] in fp32. Raises LoadError and CorruptCheckpoint with the module."""
     group, are_flat = layout.group, layout.packing.startswith("hqq")
     if group is not None and inputs % group and not are_flat:
         raise LoadError(f"{module} has {inputs} inputs, which groups of {group} do not divide.")

@@ -51,9 +51,7 @@ MISTRAL = FileNames(
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Place of a stored tensor and the claims of its header; the reader has checked the claim
-    against the file's size.
-    """
+    """A stored tensor's place and its header's claims, checked against the file's size."""
 
     file: Path
     shape: tuple[int, ...]
@@ -64,9 +62,7 @@ class CheckpointFiles:
     """Read access by tensor name. One file is mapped at a time, and for as long as it is held."""
 
     def __init__(self, folder: Path, names: FileNames = HUGGING_FACE) -> None:
-        """List every tensor; raises CorruptCheckpoint, WeightMismatch or LoadError, each naming the
-        file.
-        """
+        """List every tensor. Raises CorruptCheckpoint, WeightMismatch or LoadError with a file."""
         self.entries: dict[str, TensorEntry] = {}
         self._open: tuple[Path, Any] | None = None
         self._read_bytes = 0

@@ -20,9 +20,7 @@ MOST_PICKLE_BYTES = 64 << 20
 """Bytes of the pickle in a file, which has the names and shapes."""
 _PICKLE = "data.pkl"
 _LONGEST_END = 98
-"""Bytes of an archive after its directory: the end with numbers of 64 bits, where that is, and the
-end with numbers of 32 bits.
-"""
+"""Bytes after an archive's directory: its end, in numbers of 64 and of 32 bits."""
 
 
 def is_archive(stream: IO[bytes]) -> bool:

@@ -61,9 +61,7 @@ _DTYPES = {
     }.items()
     for name in names
 }
-"""Name of a type of torch's -> the bytes of each of its values. A table, since processes that serve
-read tensors without torch.
-"""
+"""torch's types -> bytes of a value; a table, since servers read tensors without torch."""
 _TENSORS = tuple(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
 """Functions of a storage, an offset, a shape and strides; the last one also of a type."""
 
@@ -89,9 +87,7 @@ class PickledTensor:
 
 @dataclass(frozen=True, slots=True)
 class ScannedPickle:
-    """The storages that a pickle names, by their keys, and what it holds where that is a list, or
-    a tensor of its storage's type.
-    """
+    """A pickle's storages by key, and its value: a list, or a tensor of its storage's type."""
 
     storages: Mapping[str, PickledStorage]
     listed: list[Any] | None

@@ -45,9 +45,7 @@ class PickledFiles:
     """Read access by tensor name, with one file open at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """List every tensor; raises CorruptCheckpoint, WeightMismatch or LoadError, each naming the
-        file.
-        """
+        """List every tensor. Raises CorruptCheckpoint, WeightMismatch or LoadError with a file."""
         self.entries: dict[str, TensorEntry] = {}
         self._open: tuple[Path, dict[str, Tensor]] | None = None
         index = read_index(folder / _INDEX, ".bin")

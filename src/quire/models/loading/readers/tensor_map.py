@@ -13,9 +13,7 @@ from quire.models.loading.readers.dtype_names import DTYPE_NAMES, dtype_name
 
 
 class TensorMap:
-    """Read access to tensors of the host by their names in a Hugging Face checkpoint. `where` is
-    the file or folder that errors name.
-    """
+    """Read access to the host's tensors by checkpoint names. `where`: the place in errors."""
 
     def __init__(self, tensors: Mapping[str, Tensor], where: Path) -> None:
         """Raises WeightMismatch for a type of numbers that checkpoints do not have."""

@@ -203,9 +203,7 @@ def _parts(weight: Tensor, format: WeightFormat) -> dict[str, Tensor]:
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
-    """int8 [out, in] around 0 -> int32 [out, W], the first code in the lowest bits, around the
-    middle of the codes.
-    """
+    """int8 [out, in] around 0 -> int32 [out, W] around the middle, the first code lowest."""
     each = 32 // bits
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % each))
     fields = (padded.view(torch.uint8) ^ (1 << bits - 1)) & ((1 << bits) - 1)

@@ -144,9 +144,7 @@ def _memory(batch: Batch, place: int) -> tuple[GroupBatch, LayerLatents]:
 def make_compressed_attention(
     make: Maker, at: str, a: CompressedAttention, place: int
 ) -> CompressedAttentionLayer:
-    """Build the mixer whose leaves' names begin with `at`, in their order. Its memories are that of
-    `place` and the next one.
-    """
+    """Build the mixer of leaves below `at`, in order. Its memories begin at `place`."""
     rotary = make.rotary(a.rope)
     assert rotary is not None, "heads rotate"
     down = make.linear(at + "down", *(at + part for part, _ in a.products))

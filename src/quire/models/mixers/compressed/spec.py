@@ -1,6 +1,4 @@
-"""Attention to the last tokens and to compressed entries of all before, as values (DeepSeek-V4,
-section 2.3). Free of torch.
-"""
+"""Attention to the last tokens and compressed entries before them (DeepSeek-V4). No torch."""
 
 from __future__ import annotations
 

@@ -144,9 +144,7 @@ class Mamba2Layer:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaLayer:
-    """The gated delta net over states [H, N, D]. decay and step_bias [H] fp32. `scan` is the op
-    that computes its rule.
-    """
+    """The gated delta net over states [H, N, D]. decay, step_bias [H] fp32. `scan`: its op."""
 
     ops: Ops
     project: LinearWeight

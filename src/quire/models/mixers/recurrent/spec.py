@@ -16,9 +16,7 @@ NO_LIMIT = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """A gated short convolution (LFM2) over W = `width` channels: of three projections b, c and x,
-    out(c * conv(b * x)).
-    """
+    """A gated short convolution (LFM2) of W = `width` channels: out(c * conv(b * x))."""
 
     width: int
     kernel: int

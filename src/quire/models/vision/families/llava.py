@@ -27,9 +27,7 @@ PROJECTOR_RULES = (
 
 
 def selected(c: ConfigReader, tower: VisionTower, default: int = -2) -> VisionTower:
-    """The tower up to the layer, or with the layers, that `vision_feature_layer` names; a negative
-    number counts from the last.
-    """
+    """The tower up to `vision_feature_layer`, or with those; negative: counted from the last."""
     found = c.raw("vision_feature_layer", default)
     layers = found if isinstance(found, list) else [found]
     depth = len(tower.blocks)

@@ -91,9 +91,7 @@ PUBLISHED = TowerFamily(
         ),
     ),
 )
-"""The family in Mistral's own files, which rotate neighbours; transformers deals the rows of
-queries and keys anew.
-"""
+"""The family in Mistral's own files, which rotate neighbours; transformers reorders rows."""
 
 
 def _connect(c: ConfigReader, tower: VisionTower, width: int) -> VisionTower:
