@@ -1,6 +1,4 @@
-"""What exchanges cost on paper: the formulas against published figures and tensors that are
-exchanged, and the page against the formulas.
-"""
+"""Costs of exchanges: formulas against published figures, real tensors, and the page."""
 
 from pathlib import Path
 
@@ -34,9 +32,7 @@ def test_experts_over_a_network_take_what_deepseek_published():
 
 
 def test_the_payload_of_a_step_is_the_one_of_the_reference():
-    """32 layers of width 4096 in bf16 with 64 tokens: half a MiB each, and 32.5 MiB with that of
-    the embedding, which others cut.
-    """
+    """32 layers of width 4096, bf16, 64 tokens: half a MiB each, 32.5 MiB with the embedding."""
     payload = ring_bytes(64, LLAMA_8B.dim, 2)  # of which two ranks move as much as there is
     assert payload == 2**19 and (2 * LLAMA_8B.layers + 1) * payload == 32.5 * 2**20
 

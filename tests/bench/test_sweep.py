@@ -1,6 +1,4 @@
-"""The sweep: its grid and report as values, its processes against small stand-ins, and
-once for real.
-"""
+"""The sweep: grid and report as values, processes against small stand-ins, and once for real."""
 
 import csv
 import json

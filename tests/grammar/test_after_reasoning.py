@@ -30,9 +30,7 @@ def texts(llm, *prompts, **form):
 
 
 def test_a_form_begins_after_the_reasoning_of_a_prompt(llm):
-    """One that the prompt has opened goes on, one that it has closed is over, and without either an
-    output opens one or is the form. Ids say the same as their text.
-    """
+    """What the prompt opened goes on, what it closed is over, else an output chooses."""
     prompts = [QUESTION, f"{QUESTION}<think>\n", f"{QUESTION}<think>\nEasy.</think>\n\n"]
     free, inside, over = texts(llm, *prompts)
     assert free.lstrip().startswith(("<think>", "{"))

@@ -243,9 +243,7 @@ def test_a_panic_of_the_library_costs_the_request_at_fault_only(llm, monkeypatch
 
 
 def test_where_a_text_may_end(llm):
-    """EOS only where the grammar accepts, whatever else is asked for; and the grammar's end ends
-    the request, also one that ignores EOS or wanted more tokens.
-    """
+    """EOS only where the grammar accepts; its end ends any request, even with ignore_eos."""
     eos = llm.get_tokenizer().eos_token_id
     digits = Form(regex="[0-9]{5,8}")
     pushed, ignoring, longer, cut = generate(

@@ -346,8 +346,7 @@ def test_hostile_forms_cost_themselves():
 
 @needs_xgrammar
 def test_both_libraries_in_one_batch():
-    """Forms that each of them serves, beside free text, in one engine: all have their form, and
-    each alone is what it was in the crowd."""
+    """Forms that each serves, next to free text: each alone is what it was in the crowd."""
     forms = {
         "ours": Form(json=TAKEN["a closed object"]),
         "theirs": Form(json=LEFT["a name that is said twice"]),

@@ -1,6 +1,4 @@
-"""Adapters in an engine: log-probabilities are those of transformers with the changes merged into
-its weights, for every family, every stored form of the model, and every dtype.
-"""
+"""Adapters in an engine against merged transformers, by family, stored form and dtype."""
 
 from pathlib import Path
 

@@ -430,9 +430,7 @@ async def load_unless_bad(asked):
 
 
 def test_resolvers_are_asked_in_their_order(caplog):
-    """The next is asked where one knows nothing, fails, or finds what cannot be loaded; the result
-    has the client's name.
-    """
+    """The next is asked where one knows nothing or fails; the result has the client's name."""
     resolvers = [Resolver(path) for path in (None, OSError("no net"), "/bad", "/good", "/never")]
     served = resolving(load_unless_bad, *resolvers)
     found = asyncio.run(served.find("org/../it"))

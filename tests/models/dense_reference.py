@@ -24,9 +24,7 @@ def leaves_of(spec, seed):
 
 
 def run_dense(spec, seed, ids):
-    """Logits [T, V] of one prompt, and the residual stream [T, C] that enters each layer and leaves
-    the last, L + 1 in all.
-    """
+    """Logits [T, V], and the residual stream [T, C] into each layer and out of the last, L + 1."""
     leaves = leaves_of(spec, seed)
     x = leaves["embed.weight"][ids] * spec.embed_scale
     entering = [x]

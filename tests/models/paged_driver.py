@@ -46,9 +46,7 @@ def load(folder, spec, *, dtype=torch.float32, **keywords):
 
 
 class PagedRun:
-    """A few rows with all their blocks, and the steps that compute them. The pool has the layers of
-    `models`, by default of one model; a step runs one of them.
-    """
+    """Rows with all their blocks, and steps of one of `models`, whose layers the pool has."""
 
     def __init__(self, model, prompts, dtype=torch.float32, models=None, ops=None) -> None:
         self.model, self.prompts = model, prompts

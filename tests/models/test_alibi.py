@@ -1,6 +1,4 @@
-"""The slopes of linear biases against transformers, for numbers of heads that are not powers of
-two, too.
-"""
+"""Slopes of linear biases against transformers, also where heads are not a power of two."""
 
 import pytest
 import torch

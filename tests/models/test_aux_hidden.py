@@ -1,6 +1,4 @@
-"""The hidden states that enter chosen layers: what they are, whichever way a step is run, and that
-asking for them changes no bit of the logits.
-"""
+"""Hidden states that enter chosen layers: their values, and that no bit of logits changes."""
 
 from __future__ import annotations
 

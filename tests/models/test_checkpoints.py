@@ -1,6 +1,4 @@
-"""Made checkpoints are what they say: loadable by transformers, with the same logits, the same
-bytes for a seed.
-"""
+"""Made checkpoints: transformers loads them with the same logits, the same bytes for a seed."""
 
 import hashlib
 import json

@@ -1,6 +1,4 @@
-"""Strict reading of config.json: published files are understood, and nothing unknown is passed
-over.
-"""
+"""Strict reading of config.json: published files are understood, nothing is passed over."""
 
 import json
 
@@ -425,9 +423,7 @@ def test_an_unknown_key_can_be_removed_by_an_override():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_no_key_of_a_family_may_change_unnoticed(name):
-    """Each key is read (and refused at a wrong type), named as foreign, or on the list of those
-    without meaning.
-    """
+    """Each key is read (and refused at a wrong type), foreign, or listed as without meaning."""
     config, _ = PUBLISHED[name]
     ignored = {*NOISE, "architectures", "auto_map", "model_type", "rope_scaling"}
     accepted = []

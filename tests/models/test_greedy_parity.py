@@ -1,6 +1,4 @@
-"""The whole engine against transformers, or our reference: greedy tokens and their
-log-probabilities, of crowded, chunked, preempted requests with prefix hits.
-"""
+"""The whole engine against transformers or our reference: greedy tokens and log-probabilities."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""A model folder that lies, or holds what is not a file: one clear error, before memory is
-taken.
-"""
+"""A model folder that lies, or holds no files: one clear error, before memory is taken."""
 
 import json
 import os

@@ -333,9 +333,7 @@ PLAIN = (
 )
 """Models whose facts others of the default run have, too."""
 LONG = ("deepseek_v4", "mistral_large4")
-"""Models whose mutants take 20 s, as they have many kinds of layers. The default run compares their
-logits (test_families.py).
-"""
+"""Models whose mutants take 20 s; the default run compares their logits (test_families.py)."""
 
 
 @pytest.mark.parametrize("name", cases())

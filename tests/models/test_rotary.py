@@ -64,9 +64,7 @@ def test_dynamic_scaling_is_none_up_to_the_original_length(checkpoints):
 
 @pytest.mark.parametrize(("length", "equal"), [(23, True), (32, False)])
 def test_longrope_takes_the_side_that_the_limit_is_on(tmp_path, length, equal):
-    """23 tokens use the short factors in transformers; serving more than `original` uses the long
-    ones.
-    """
+    """23 tokens use transformers' short factors; serving more than `original` the long ones."""
     keys = {**rope("longrope", **LONG), "head_dim": None, "original_max_position_embeddings": 23}
     error = served(tmp_path, Hostile("phi3", keys), length)
     assert (error < TOLERANCE) == equal

@@ -1,6 +1,4 @@
-"""Models that also take pictures, as transformers makes and stores them: their text part is loaded
-and gives their logits, the rest is skipped.
-"""
+"""Models that also take pictures: their text part gives their logits, the rest is skipped."""
 
 import json
 from dataclasses import dataclass, field
@@ -48,9 +46,7 @@ OF_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "norm_topk_
 
 @dataclass(frozen=True)
 class Whole:
-    """A model: its type, that of its text part, the hostile model whose keys this has, and the keys
-    of its tower.
-    """
+    """A model: its type, its text's, the hostile model of its keys, and its tower's keys."""
 
     kind: str
     text: str

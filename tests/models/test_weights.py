@@ -1,6 +1,4 @@
-"""Loading is exact: every tensor used once, every parameter filled once, every broken file one
-clear error.
-"""
+"""Loading is exact: each tensor and parameter once, each broken file one clear error."""
 
 import json
 import random

@@ -1,6 +1,4 @@
-"""Writes checkpoints whose linear layers are quantised as bitsandbytes does it, one number at a
-time. Shares nothing with the reader; `test_bitsandbytes.py` compares it with the library.
-"""
+"""Writes checkpoints as bitsandbytes does, with no part of the reader."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Writes checkpoints whose weights are bytes, 8-bit floats or whole numbers, in the layouts of
-DeepSeek, ModelOpt and compressed-tensors. Shares nothing with the reader.
-"""
+"""Writes checkpoints in bytes as DeepSeek, ModelOpt and compressed-tensors, without the reader."""
 
 from __future__ import annotations
 

@@ -24,9 +24,7 @@ LAYERS = re.compile(r".*\.layers\.\d+\..*proj\.weight|.*\.experts\.\d+\.w\d\.wei
 
 @dataclass(frozen=True)
 class Numbers:
-    """A weight [out, in] as whole numbers q of `bits` bits, its scales and zeros [out, G], and the
-    group of each input.
-    """
+    """A weight [out, in] as q of `bits` bits, scales and zeros [out, G], each input's group."""
 
     bits: int
     q: Array
@@ -128,9 +126,7 @@ def compressed_tensors(n: Numbers, *, symmetric: bool, reorders: bool) -> dict[s
 
 @dataclass(frozen=True)
 class Written:
-    """A way to write a checkpoint: the numbers' bits, groups and kind, the tensors of a module, and
-    config.json's `quantization_config`.
-    """
+    """A way to write: bits, groups and kind, a module's tensors, `quantization_config`."""
 
     tensors: Callable[[Numbers], dict[str, torch.Tensor]]
     config: dict[str, Any]

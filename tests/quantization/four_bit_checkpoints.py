@@ -1,6 +1,4 @@
-"""Writes checkpoints whose weights are floats of four bits, in the layouts of compressed-tensors,
-ModelOpt and gpt-oss. Shares nothing with the reader.
-"""
+"""Writes four-bit floats as compressed-tensors, ModelOpt, gpt-oss, without the reader."""
 
 from __future__ import annotations
 

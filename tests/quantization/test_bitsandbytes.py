@@ -1,6 +1,4 @@
-"""Weights of bitsandbytes: our writer's against the library where it is installed, blocks that run
-over the ends of rows, and what the config says.
-"""
+"""Weights of bitsandbytes against the library, blocks over the ends of rows, the config."""
 
 import dataclasses
 import logging

@@ -1,6 +1,4 @@
-"""Scales of keys and values that a checkpoint brings: in 8-bit floats each is value / scale, in
-other types start-up says that they are not used.
-"""
+"""Scales of keys and values: in 8-bit floats value / scale; elsewhere a warning at start."""
 
 import json
 import logging

@@ -1,6 +1,4 @@
-"""Checkpoints that compressed-tensors itself writes have the logits of its own forward pass. Run
-where that package is installed.
-"""
+"""Checkpoints of compressed-tensors have its own logits, where the package is installed."""
 
 import copy
 

@@ -1,6 +1,4 @@
-"""Experts in codes under the names of Mistral's own files, one by one, with transformers' logits on
-the same weights in plain numbers.
-"""
+"""Experts in codes under Mistral's names, with transformers' logits of plain numbers."""
 
 import re
 from dataclasses import replace

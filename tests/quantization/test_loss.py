@@ -1,6 +1,4 @@
-"""What rounding the weights costs: loss of the embedded model on library files that were kept out
-of its training.
-"""
+"""Loss of rounded weights: the embedded model on library files kept out of its training."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Names of other engines as values of `quantization`: they confirm how a checkpoint is stored, or
-round a plain one.
-"""
+"""Other engines' values of `quantization`: they confirm a checkpoint's, or round a plain one."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""Quantised checkpoints as they are stored: each layout gives the logits of transformers on the
-same weights in plain numbers.
-"""
+"""Quantised checkpoints: each layout has transformers' logits of the same plain numbers."""
 
 import dataclasses
 import json

@@ -1,6 +1,4 @@
-"""`quantization_config` as the tools write it: all of their keys are known, and mean the layout of
-the files that lie next to them.
-"""
+"""`quantization_config` as tools write it: all keys known, and the layout of their files."""
 
 import pytest
 

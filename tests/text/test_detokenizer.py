@@ -1,6 +1,4 @@
-"""The incremental detokenizer: chunking, agreement with whole decoding, incomplete and invalid
-bytes.
-"""
+"""The incremental detokenizer: chunking, whole decoding, incomplete and invalid bytes."""
 
 from __future__ import annotations
 

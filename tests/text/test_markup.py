@@ -1,6 +1,4 @@
-"""Answers as nodes: only elements of the list, whatever the text, and formulas that cannot be drawn
-as they were written.
-"""
+"""Answers as nodes: only listed elements; formulas that cannot be drawn stay as written."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""Home-made tokenizer folders of every class, trained on a few sentences and written without
-transformers.
-"""
+"""Tokenizer folders of every class, trained on sentences, written without transformers."""
 
 from __future__ import annotations
 
@@ -157,9 +155,7 @@ def odd_sequence() -> Tokenizer:
 
 @cache
 def tokenizer_json(kind: str) -> str:
-    """The class's tokenizer.json; bytes are plain vocabulary, not the special tokens that a trainer
-    makes of them.
-    """
+    """The class's tokenizer.json; bytes are plain vocabulary, not special tokens."""
     whole = json.loads(globals()[kind]().to_str())
     whole["added_tokens"] = [t for t in whole["added_tokens"] if t["content"] not in BYTES]
     return json.dumps(whole)
@@ -172,9 +168,7 @@ def write_folder(
     special_tokens_map: dict[str, Any] | None = None,
     model_config: dict[str, Any] | None = None,
 ) -> Path:
-    """A checkpoint's tokenizer files; `config` adds to a plain tokenizer_config.json (None values
-    take away).
-    """
+    """A checkpoint's tokenizer files; `config` adds to tokenizer_config.json, None removes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer_json(kind), encoding="utf-8")
     whole = {

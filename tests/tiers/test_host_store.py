@@ -1,6 +1,4 @@
-"""The store of blocks in host memory: one slot for each content, the least recently used goes, and
-the next process finds what was whole.
-"""
+"""Blocks in host memory: one slot for each content, least recent out, whole for the next."""
 
 import os
 

@@ -1,6 +1,4 @@
-"""Random schemas of the keywords that combine, and random values, of few names and values, so that
-they meet.
-"""
+"""Random schemas of keywords that combine, and values, of few names, so that they meet."""
 
 import random
 

@@ -1,6 +1,4 @@
-"""What masks make of schemas that libraries read as others: long numbers, names that come twice,
-patterns of names that are all declared.
-"""
+"""Schemas that libraries misread: long numbers, double names, patterns of declared names."""
 
 import importlib.util
 import json

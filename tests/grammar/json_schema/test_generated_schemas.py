@@ -66,9 +66,7 @@ def test_a_generated_schema(judge, name):
 
 
 def test_random_schemas(judge):
-    """Of keywords that combine, with values that jsonschema has judged: what is admitted takes
-    those that follow the schema, and no others, and no text comes to a dead end.
-    """
+    """Judged by jsonschema: what is admitted takes just those values, and has no dead ends."""
     kinds = Counter()
     for seed in range(NUM_RANDOM):
         schema, valid, invalid = judged_schema(seed)

@@ -1,6 +1,4 @@
-"""How well a schema is enforced: what its masks make of values that follow it and of others, and
-what random texts of them are.
-"""
+"""How well a schema is enforced, by values that follow it, by others, and by random texts."""
 
 import copy
 import json

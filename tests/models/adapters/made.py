@@ -1,6 +1,4 @@
-"""Adapters made by hand as PEFT stores them, and models of transformers with the same changes in
-their weights, which is what an adapter means.
-"""
+"""Adapters as PEFT stores them, and the same changes in the weights of transformers' models."""
 
 import json
 from dataclasses import dataclass, field

@@ -345,9 +345,7 @@ def test_contents_make_the_number(tmp_path):
 
 
 def test_the_order_of_axes_is_found_or_refused(tmp_path):
-    """Until version 0.20 of PEFT, A may read either axis of a stack of experts: shapes tell which,
-    but those of a square one.
-    """
+    """Until PEFT 0.20, A may read either axis of a stack; a square one's shape does not tell."""
     name = PREFIX + "model.layers.0.mlp.experts"
 
     def stored(at, version, width, exchanged=False):

@@ -1,6 +1,4 @@
-"""What becomes of a name of transformers' mapping of causal language models, on a tiny random
-checkpoint: whose code runs it, and whether its logits are those of transformers.
-"""
+"""A name of transformers' causal mapping, tiny and random: whose code runs it, and its logits."""
 
 from __future__ import annotations
 

@@ -235,9 +235,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 def asker(
     name: str, folder: Path, change_of: Callable[[str], Change | None] = lambda _: None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What transformers makes of ids with a checkpoint; `change_of`: what becomes of the inputs of
-    the module of a name.
-    """
+    """transformers' answer to ids; `change_of`: of the inputs of the module of a name."""
     model = (
         getattr(transformers, name)
         .from_pretrained(

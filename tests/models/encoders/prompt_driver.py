@@ -9,9 +9,7 @@ from quire.ops import Batch, Ops, PromptBatch
 
 
 def hidden_states(model, ops: Ops, prompts, seconds=None) -> list[torch.Tensor]:
-    """The hidden states [T, C] of each prompt, all computed in one step; `seconds`: where the types
-    of tokens become 1, where they do.
-    """
+    """Hidden states [T, C] of each prompt, in one step; `seconds`: where types become 1."""
     lengths = np.array([len(p) for p in prompts], dtype=np.int32)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     positions = torch.cat([torch.arange(len(p)) for p in prompts])

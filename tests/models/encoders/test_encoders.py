@@ -1,6 +1,4 @@
-"""Encoders against transformers: hidden states of ragged prompts in one step, names and keys of
-older files, and whether the comparison notices each fact and key.
-"""
+"""Encoders against transformers: hidden states, older files' names and keys, sensitivity."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Jina embeddings v2, which transformers does not have: BERT of transformers with gated units, and
-linear biases to both sides as its mask.
-"""
+"""Jina embeddings v2 against BERT of transformers with gated units, and ALiBi as its mask."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""Quantised experts of models that run through transformers, which stacks them: each multiplies
-with its codes, and gives the logits of transformers on the same weights in plain numbers.
-"""
+"""Quantised experts that transformers stacks: products of codes, logits of plain numbers."""
 
 import json
 import re

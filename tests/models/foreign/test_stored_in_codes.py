@@ -1,6 +1,4 @@
-"""Quantised checkpoints of models that run through transformers: each layout gives the logits of
-transformers on the same weights in plain numbers, and products multiply with the codes.
-"""
+"""Quantised checkpoints through transformers: products of codes, logits of plain numbers."""
 
 import json
 import re

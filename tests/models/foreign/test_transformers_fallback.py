@@ -1,6 +1,4 @@
-"""Models that run through transformers' code: the same tokens as transformers alone, the same bits
-in every step, and refusals that say what a model has that cannot run.
-"""
+"""Models through transformers' code: its tokens, the same bits in every step, and refusals."""
 
 import importlib.util
 

@@ -1,6 +1,4 @@
-"""What kinds of facts a model has: its parts, their choices, and how its weights are stored. Of the
-models that have a kind, one at least is part of the default run (test_families.py).
-"""
+"""Kinds of a model's facts; one model of each is part of the default run (test_families.py)."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from tests.models.hostile.models import config_of, keys_of
 
 
 def kinds_of(hostile: Hostile) -> set[str]:
-    """The kinds of one model: every choice in its spec, and the steps from stored tensors to
-    parameters.
-    """
+    """A model's kinds: every choice in its spec, and the steps from tensors to parameters."""
     config = config_of(hostile)
     if hostile.reference is None:
         made = AutoConfig.for_model(hostile.kind, **keys_of(hostile)).to_dict()

@@ -1,6 +1,4 @@
-"""Tiny random models of every family in checkpoints as they are published, with what an oracle
-makes of them: transformers, or a reference of ours where it does not have the family.
-"""
+"""Tiny random models of every family as published, and their oracle: transformers, or ours."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Configs of the text parts of Gemma 3n and Gemma 4 as published, and how many parameters
-transformers counts in such models, factors of layers included.
-"""
+"""Published configs of Gemma 3n's and 4's texts, and transformers' count of parameters."""
 
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""Published files of mixtures of experts: their keys, and how many parameters they have. Layers
-that predict further tokens are not counted.
-"""
+"""Published mixtures: their keys, and parameters but those of layers that predict more tokens."""
 
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""Published files of families with recurrent states: their keys, and the parameters that their
-authors count.
-"""
+"""Published files with recurrent states: their keys, and their authors' count of parameters."""
 
 from typing import Any
 

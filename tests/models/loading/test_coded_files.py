@@ -1,6 +1,4 @@
-"""Quantised checkpoints in the load formats: the same bits from every one that has them, and a
-sentence about the others.
-"""
+"""Quantised checkpoints: the same bits from every load format that has them, or a sentence."""
 
 import shutil
 import sys

@@ -111,9 +111,7 @@ def test_a_file_that_has_not_been_fetched(folder):
 
 
 def test_a_shape_as_large_as_a_sparse_file(folder):
-    """A tebibyte that is there, but not what the model has: refused by its shape, or where the
-    system does not map so much.
-    """
+    """A tebibyte that is not what the model has: refused by shape, or where it cannot be mapped."""
     tensors = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if name != NAME}
     save_file(kept, folder / "model.safetensors")

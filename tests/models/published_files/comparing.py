@@ -1,6 +1,4 @@
-"""What becomes of a published config.json: it is refused, or it starts, and in small it is compared
-with transformers where that has its class.
-"""
+"""A published config.json is refused, or starts; in small it is compared with transformers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Published config.json files as facts: keys and values, with where they were found.
-
-Long lists of modules that tools leave unquantised are cut in their middle.
-"""
+"""Published config.json files, and where they were found; long lists of modules are cut."""
 
 from __future__ import annotations
 

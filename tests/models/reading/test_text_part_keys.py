@@ -1,6 +1,4 @@
-"""The rule for keys of config.json, for families that are texts of models with pictures alone: see
-test_keys.py.
-"""
+"""The rule for keys of config.json, for texts of models with pictures: see test_keys.py."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""What config.json of published models says of their vision encoders, and how many rows wide these
-are; keys of the text that do not matter are left out.
-"""
+"""Published vision encoders by config.json, and the width of their rows."""
 
 from __future__ import annotations
 

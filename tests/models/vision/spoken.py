@@ -1,6 +1,4 @@
-"""Folders of small models that take pictures, with all that an engine reads: weights, tokenizer and
-processor files; and transformers' answers to their prompts.
-"""
+"""Small models that take pictures with all their files, and transformers' answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Pictures through the whole engine: greedy tokens and their log-probabilities are those of
-transformers, whatever a step cuts, forgets or finds again.
-"""
+"""Pictures through the engine: transformers' tokens, whatever a step cuts, forgets or finds."""
 
 import os
 import signal

@@ -1,6 +1,4 @@
-"""Small models that take pictures, as transformers makes and stores them, with random weights and
-values in their configs that hide nothing; and pixels for them.
-"""
+"""Small random models that take pictures, with values that hide nothing, and their pixels."""
 
 from __future__ import annotations
 

@@ -128,9 +128,7 @@ def torchao() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def torchao_int4() -> None:
-    """Int4WeightOnlyConfig quantises on GPUs alone, so that its tensors are made from torchao's own
-    parts of it.
-    """
+    """Int4WeightOnlyConfig needs a GPU, so that torchao's parts of it make its tensors."""
     import torchao.quantization as q
     from safetensors.torch import save_file
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict

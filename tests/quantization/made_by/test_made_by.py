@@ -1,6 +1,4 @@
-"""Checkpoints that the packages of other projects have written (`make.py`), compared with
-what they dequantise them to.
-"""
+"""Checkpoints that other packages have written (`make.py`), against their own numbers."""
 
 import json
 import shutil

@@ -59,9 +59,7 @@ def test_user_defined_runs_of_blanks_are_whole_pieces(tmp_path, kind):
 
 
 def test_of_equal_scores_the_leftmost_pair_is_merged(tmp_path):
-    """Runs of blanks have one score in Llama's and Mistral's files; lengths are those that the
-    sentencepiece package gives for them.
-    """
+    """Runs of blanks have one score in Llama's and Mistral's files; lengths are sentencepiece's."""
     runs = [piece("\u2581" * n, -1e9) for n in (*range(1, 15), 16)]
     as_it_is = message(3, b"\x18\x00\x20\x00")
     content = KNOWN + b"".join(runs) + message(2, TRAINER) + as_it_is
@@ -255,9 +253,7 @@ TEXTS = ["hello world", "aaaaa aaaa", "héllo", "", "  \n", "日本 hellold", "l
 
 
 def byte_pairs(text):
-    """The ranks of a text's tokens: neighbours are joined by the lowest rank, the first one of
-    several.
-    """
+    """Ranks of a text's tokens: neighbours join by the lowest rank, the first of several."""
     ids = []
     for word in re.findall(PATTERN, text):
         parts = [bytes([b]) for b in word.encode()]
