@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from quire.errors import UnsupportedConfigValue
 from quire.media.image_processors.processor import PictureLayout
@@ -106,16 +106,15 @@ class QwenVLRule(PromptRule):
     square of merged patches. `before` and `after` are what templates have around the placeholder.
     """
 
+    TOKENS: ClassVar = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
+
     cell: int
     before: str
     after: str
 
     @classmethod
     def read(cls, facts: PromptFacts) -> Self:
-        return cls._read(facts, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
-
-    @classmethod
-    def _read(cls, facts: PromptFacts, token: str, before: str, after: str) -> Self:
+        token, before, after = cls.TOKENS
         token = facts.token("image_token", token)
         patch = facts.whole("patch_size", 14, source="image")
         merge = facts.whole("merge_size", 2, source="image")
@@ -134,38 +133,28 @@ class QwenVLRule(PromptRule):
 class Glm4vRule(QwenVLRule):
     """Glm4vProcessor and Glm46VProcessor."""
 
-    @classmethod
-    def read(cls, facts: PromptFacts) -> Self:
-        return cls._read(facts, "<|image|>", "<|begin_of_image|>", "<|end_of_image|>")
+    TOKENS = ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>")
 
 
 @dataclass(frozen=True, slots=True)
 class PaddleOCRVLRule(QwenVLRule):
     """PaddleOCRVLProcessor."""
 
-    @classmethod
-    def read(cls, facts: PromptFacts) -> Self:
-        return cls._read(facts, "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>")
+    TOKENS = ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>")
 
 
 @dataclass(frozen=True, slots=True)
 class KimiK25Rule(QwenVLRule):
     """Kimi_K25Processor."""
 
-    @classmethod
-    def read(cls, facts: PromptFacts) -> Self:
-        before = "<|media_begin|>image<|media_content|>"
-        return cls._read(facts, "<|media_pad|>", before, "<|media_end|>")
+    TOKENS = ("<|media_pad|>", "<|media_begin|>image<|media_content|>", "<|media_end|>")
 
 
 @dataclass(frozen=True, slots=True)
 class KimiVLRule(QwenVLRule):
     """The published code of Kimi-VL."""
 
-    @classmethod
-    def read(cls, facts: PromptFacts) -> Self:
-        before = "<|media_start|>image<|media_content|>"
-        return cls._read(facts, "<|media_pad|>", before, "<|media_end|>")
+    TOKENS = ("<|media_pad|>", "<|media_start|>image<|media_content|>", "<|media_end|>")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,19 +20,27 @@ from quire.models.positions import Rope
 from quire.models.rules import Family, rule
 from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 
-_GPT2_STORED, _GPT2_OURS = "{prefix}h.{layer}.", "layers.{layer}."
-_QKV = [f"{_GPT2_OURS}attn.{part}." for part in "qkv"]
+_LAYER, _OURS = "{prefix}h.{layer}.", "layers.{layer}."
+_KEYS = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+}
+_MASKS = (r"h\.\d+\.attn\.(bias|masked_bias)",)
+"""Causal masks that old files carry."""
+_QKV = [f"{_OURS}attn.{part}." for part in "qkv"]
 GPT2_RULES = (
     rule("{prefix}wpe.weight", "positions.weight"),
     *top_rules("wte", "ln_f"),
-    rule(_GPT2_STORED + "ln_1.{leaf}", _GPT2_OURS + "attn_pre.{leaf}"),
-    rule(_GPT2_STORED + "ln_2.{leaf}", _GPT2_OURS + "mlp_pre.{leaf}"),
+    rule(_LAYER + "ln_1.{leaf}", _OURS + "attn_pre.{leaf}"),
+    rule(_LAYER + "ln_2.{leaf}", _OURS + "mlp_pre.{leaf}"),
     rule(
-        _GPT2_STORED + "attn.c_attn.weight",
+        _LAYER + "attn.c_attn.weight",
         *(p + "weight" for p in _QKV),
         steps=("transpose", "split"),
     ),
-    rule(_GPT2_STORED + "attn.c_attn.bias", *(p + "bias" for p in _QKV), steps=("split",)),
+    rule(_LAYER + "attn.c_attn.bias", *(p + "bias" for p in _QKV), steps=("split",)),
     *(
         form
         for stored, ours in (
@@ -41,10 +49,8 @@ GPT2_RULES = (
             ("mlp.c_proj.", "mlp.down."),
         )
         for form in (
-            rule(
-                _GPT2_STORED + stored + "weight", _GPT2_OURS + ours + "weight", steps=("transpose",)
-            ),
-            rule(_GPT2_STORED + stored + "bias", _GPT2_OURS + ours + "bias"),
+            rule(_LAYER + stored + "weight", _OURS + ours + "weight", steps=("transpose",)),
+            rule(_LAYER + stored + "bias", _OURS + ours + "bias"),
         )
     ),
 )
@@ -87,16 +93,15 @@ GPT2 = Family(
     _describe_gpt2,
     GPT2_RULES,
     prefix="transformer.",
-    ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),  # causal masks that old files carry
+    ignored=_MASKS,
 )
 
 
-_OPENAI_GPT_STORED, _OPENAI_GPT_OURS = "{prefix}h.{layer}.", "layers.{layer}."
 _OPENAI_GPT_RULES = (
     rule("{prefix}tokens_embed.weight", "embed.weight"),
     rule("{prefix}positions_embed.weight", "positions.weight"),
-    rule(_OPENAI_GPT_STORED + "ln_1.{leaf}", _OPENAI_GPT_OURS + "attn_post.{leaf}"),
-    rule(_OPENAI_GPT_STORED + "ln_2.{leaf}", _OPENAI_GPT_OURS + "mlp_post.{leaf}"),
+    rule(_LAYER + "ln_1.{leaf}", _OURS + "attn_post.{leaf}"),
+    rule(_LAYER + "ln_2.{leaf}", _OURS + "mlp_post.{leaf}"),
     *GPT2_RULES,
 )
 # the "gelu" of this model's code is the approximation by tanh
@@ -135,7 +140,6 @@ OPENAI_GPT = Family(
 )
 
 
-_LAYER = "{prefix}h.{layer}."
 GPT_BIGCODE_RULES = (
     rule("{prefix}wpe.weight", "positions.weight"),
     *top_rules("wte", "ln_f"),
@@ -155,12 +159,7 @@ GPT_BIGCODE_RULES = (
 
 def _describe_gpt_bigcode(c: ConfigReader) -> Decoder:
     """GPT-BigCode (SantaCoder, StarCoder): GPT-2 with one key/value head for all queries."""
-    c.rename(
-        hidden_size="n_embd",
-        num_attention_heads="n_head",
-        num_hidden_layers="n_layer",
-        max_position_embeddings="n_positions",
-    )
+    c.rename(**_KEYS)
     heads = c.integer("num_attention_heads")
     kv_heads = 1 if c.flag("multi_query", True) else heads
     c.only("num_key_value_heads", kv_heads)
@@ -182,7 +181,7 @@ GPT_BIGCODE = Family(
     _describe_gpt_bigcode,
     GPT_BIGCODE_RULES,
     prefix="transformer.",
-    ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),  # causal masks that old files carry
+    ignored=_MASKS,
 )
 
 
@@ -198,7 +197,7 @@ _GPT_NEO_RULES = (
             "mlp.c_fc": "mlp.up",
             "mlp.c_proj": "mlp.down",
         },
-        at="{prefix}h.{layer}.",
+        at=_LAYER,
     ),
 )
 _OF_TRAINING = ("resid_dropout", "embed_dropout", "classifier_dropout")
@@ -261,7 +260,7 @@ GPTJ_RULES = (
             "mlp.fc_in": "mlp.up",
             "mlp.fc_out": "mlp.down",
         },
-        at="{prefix}h.{layer}.",
+        at=_LAYER,
     ),
 )
 
@@ -270,12 +269,7 @@ def _describe_gptj(c: ConfigReader) -> Decoder:
     """GPT-J: parallel blocks with one layer norm, neighbours rotated in the first values of each
     head, biases in the feed-forward part and the head.
     """
-    c.rename(
-        hidden_size="n_embd",
-        num_attention_heads="n_head",
-        num_hidden_layers="n_layer",
-        max_position_embeddings="n_positions",
-    )
+    c.rename(**_KEYS)
     c.only("tie_word_embeddings", False)
     c.only("rotary", True)
     c.only("scale_attn_weights", True)
@@ -300,7 +294,7 @@ GPTJ = Family(
     _describe_gptj,
     GPTJ_RULES,
     prefix="transformer.",
-    ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),  # causal masks that old files carry
+    ignored=_MASKS,
 )
 
 _PARTS = 4
@@ -321,9 +315,7 @@ CODEGEN = Family(
     ("CodeGenForCausalLM",),
     _describe_codegen,
     (
-        *layer_rules(
-            {"attn.qkv_proj": "attn.q attn.v attn.k"}, at="{prefix}h.{layer}.", step="by_quarter"
-        ),
+        *layer_rules({"attn.qkv_proj": "attn.q attn.v attn.k"}, at=_LAYER, step="by_quarter"),
         *GPTJ_RULES,
     ),
     prefix="transformer.",

@@ -14,10 +14,8 @@ from quire.models.vision.families import (
     clip,
     gemma,
     glm4v,
-    idefics,
     internvl,
     kimi,
-    lfm2,
     llama4,
     llava,
     paddle,
@@ -29,7 +27,7 @@ from quire.models.vision.rules import TowerFamily, VisionModel, WholeFamily
 _TOWERS: tuple[TowerFamily, ...] = (
     *(clip.CLIP, clip.SIGLIP, clip.SIGLIP2, pixtral.PIXTRAL),
     *(qwen_vl.QWEN2, qwen_vl.QWEN2_5, qwen_vl.QWEN3),
-    *(idefics.IDEFICS3_TOWER, internvl.INTERN_TOWER, glm4v.GLM, glm4v.GLM_OCR, llama4.LLAMA4_TOWER),
+    *(clip.IDEFICS3_TOWER, internvl.INTERN_TOWER, glm4v.GLM, glm4v.GLM_OCR, llama4.LLAMA4_TOWER),
     *(gemma.GEMMA4_TOWER, internvl.PUBLISHED_TOWER, paddle.PADDLE_TOWER, kimi.MOONVIT),
 )
 _WHOLES: tuple[WholeFamily, ...] = (
@@ -43,7 +41,7 @@ _WHOLES: tuple[WholeFamily, ...] = (
         pixtral.LIGHTON_OCR,
         qwen_vl.WHOLE,
     ),
-    *(idefics.IDEFICS3, internvl.INTERN, lfm2.LFM2, llama4.LLAMA4),
+    *(clip.IDEFICS3, internvl.INTERN, internvl.LFM2, llama4.LLAMA4),
     *(clip.CLIP_MODEL, clip.SIGLIP_MODEL, internvl.PUBLISHED, paddle.PADDLE),
     *(kimi.KIMI_VL, kimi.KIMI_K25, llava.LLAVA_NEXT_VIDEO, llava.VIP_LLAVA),
 )

@@ -8,12 +8,7 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import layer_rules
 from quire.models.rules import rule
 from quire.models.spec import Attention, Block, Mlp, Norm
-from quire.models.vision.families.clip import (
-    grid_side,
-    image_size_of,
-    vision_attention,
-    vision_mlp,
-)
+from quire.models.vision.families.clip import grid_side, image_size_of, vision_attention, vision_mlp
 from quire.models.vision.families.qwen_vl import GATED_BLOCKS, PATCH_RULE, axial_theta, cut_patches
 from quire.models.vision.rules import TowerFamily
 from quire.models.vision.spec import (
