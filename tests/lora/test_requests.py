@@ -201,7 +201,6 @@ def test_chats_and_beams_have_adapters(llm):
 
 
 def copy_of_shout(folder, **config):
-    """An adapter whose config has other values."""
     shutil.copytree(ADAPTERS / "shout", folder)
     file = folder / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))

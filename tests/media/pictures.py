@@ -17,14 +17,12 @@ def noise(height, width, channels=3, seed=0, dtype=np.uint8):
 
 
 def encoded(image, kind="PNG", **options):
-    """The bytes of a picture in a format."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
 
 
 def picture(height, width, seed=0):
-    """An RGB picture."""
     return Image.fromarray(noise(height, width, seed=seed))
 
 
@@ -45,7 +43,6 @@ def _animated():
 
 
 def odd_pictures():
-    """{name: bytes}."""
     return {
         "one pixel": encoded(picture(1, 1)),
         "1 x 3000": encoded(picture(1, 3000, seed=1)),

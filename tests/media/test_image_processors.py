@@ -181,7 +181,6 @@ SQUASHED = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
 
 @pytest.fixture(scope="module")
 def references():
-    """{case: transformers' processor}."""
     return {}
 
 

@@ -28,13 +28,11 @@ NASTY = [
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A good folder."""
     return make_checkpoint(tmp_path_factory.mktemp("good") / "model", "tiny")
 
 
 @pytest.fixture
 def folder(made, tmp_path):
-    """A copy to spoil."""
     return shutil.copytree(made, tmp_path / "model")
 
 

@@ -205,7 +205,6 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def load_both(folder: Path, **options: Any) -> tuple[OurTokenizer, Any]:
-    """Our tokenizer and transformers' of the same folder."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import AutoTokenizer, logging

@@ -67,7 +67,8 @@ class LimitProbe:
 
     def measure(self) -> MachineLimits:
         """The limits at this moment; takes about a tenth of a second."""
-        flops, flops_by = max(self._flops(), *((v, k) for k, v in self._torch_flops()))
+        by_torch = [(v, f"torch's {name} product") for name, v in self.torch_flops_per_s.items()]
+        flops, flops_by = max(self._flops(), *by_torch)
         read, read_by = self._read()
         return MachineLimits(read, read_by, flops, flops_by, self._num_threads)
 
@@ -107,9 +108,6 @@ class LimitProbe:
         assert self._runtime is not None
         operations, seconds = self._runtime.context.time_multiply_add(operand, _TILES, _ROUNDS)
         return operations / seconds
-
-    def _torch_flops(self) -> list[tuple[str, float]]:
-        return [(f"torch's {name} product", v) for name, v in self.torch_flops_per_s.items()]
 
     def _with_threads(self, action: Callable[[], float]) -> float:
         before = torch.get_num_threads()

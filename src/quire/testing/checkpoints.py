@@ -71,14 +71,10 @@ def checkpoint_config(
         raise InvalidParameter("dtype", dtype, ", ".join(_DTYPES))
     if isinstance(shape, str) and shape not in SHAPES:
         raise InvalidParameter("shape", shape, f"{', '.join(SHAPES)}, or a dict of config keys")
-    name = _family_of(shape, family)
+    name = family or (SHAPES[shape].family if isinstance(shape, str) else "llama")
     if name not in FAMILIES:
         raise InvalidParameter("family", name, ", ".join(FAMILIES))
     return make_config(shape, name) | {"torch_dtype": dtype}
-
-
-def _family_of(shape: str | Mapping[str, Any], family: str | None) -> str:
-    return family or (SHAPES[shape].family if isinstance(shape, str) else "llama")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,15 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     for i in range(len(vocab), vocab_size):
         vocab[f"<unused{i}>"] = i  # no merge leads there: never in a prompt, decodes as it stands
     _write(folder / "tokenizer.json", trained)
-    _write(folder / "tokenizer_config.json", _facts())
+    facts = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": END,
+        "additional_special_tokens": _SPECIAL[1:],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _CHAT_TEMPLATE,
+    }
+    _write(folder / "tokenizer_config.json", facts)
     _write(folder / "generation_config.json", {"eos_token_id": 0, "pad_token_id": 0})
 
 
@@ -58,17 +66,6 @@ def _train(size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(_LINES, trainer)
     return tokenizer
-
-
-def _facts() -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": END,
-        "additional_special_tokens": _SPECIAL[1:],
-        "clean_up_tokenization_spaces": False,
-        "chat_template": _CHAT_TEMPLATE,
-    }
 
 
 def _write(file: Path, value: dict[str, Any]) -> None:

@@ -45,7 +45,6 @@ class Judge:
 
     @classmethod
     def of(cls, backend):
-        """One with a vocabulary of its own."""
         vocabulary = Vocabulary.read(SOURCE)
         return cls(vocabulary, GrammarLibraries(vocabulary, backend))
 

@@ -30,7 +30,6 @@ LLAMA = targets()
 
 
 def plain(**config):
-    """An adapter of one projection."""
     a, b = pair(torch.Generator().manual_seed(0), ROWS, WIDTH)
     return HandMade({Q + "lora_A.weight": a, Q + "lora_B.weight": b}, config)
 

@@ -49,12 +49,10 @@ class Outcome:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the logits are those of transformers."""
         return self.error is not None and self.error < _TOLERANCE
 
 
 def names() -> list[str]:
-    """The names of the mapping, each once."""
     return list(dict.fromkeys(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
 
 

@@ -260,7 +260,6 @@ def asker(
 
 
 def config_of(name: str) -> Any:
-    """A config of transformers' class."""
     kind = getattr(transformers, name).config_class
     keys = {**_COMMON, **FOREIGN.get(name, {}), **OWN.get(name, {})}
     return kind(**{key: value for key, value in keys.items() if value is not None})

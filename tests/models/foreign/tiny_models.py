@@ -97,7 +97,6 @@ FOREIGN = {
 
 
 def config_of(architecture, **keys):
-    """A config of transformers for a tiny model."""
     kind = getattr(transformers, architecture).config_class
     named = {**_COMMON, **FOREIGN.get(architecture, {}), **keys}
     return kind(**{key: value for key, value in named.items() if value is not None})
@@ -115,7 +114,6 @@ def write(architecture, folder, **keys):
 
 
 def changed(folder, **keys):
-    """Change config.json."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 

@@ -214,7 +214,6 @@ class MadeEncoder:
 
 
 def make_encoder(hostile: HostileEncoder, folder: Path) -> MadeEncoder:
-    """Write the checkpoint and ask transformers."""
     model = random_encoder(hostile)
     model.save_pretrained(folder)
     if hostile.architecture is not None:
@@ -259,14 +258,12 @@ def ask(
 
 
 def rename(folder: Path, architecture: str) -> None:
-    """Name the architecture as published files do."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"architectures": [architecture]}))
 
 
 def renamed_tensors(folder: Path, change: Any) -> None:
-    """Store the tensors under other names."""
     path = folder / "model.safetensors"
     tensors = {change(name): tensor for name, tensor in load_file(path).items()}
     save_file(tensors, path, metadata={"format": "pt"})

@@ -95,7 +95,6 @@ def make(hostile: Hostile, folder: Path) -> Made:
 
 
 def write(hostile: Hostile, folder: Path) -> None:
-    """Write the checkpoint."""
     if hostile.reference is not None:
         write_random(hostile, folder)
         return
@@ -212,7 +211,6 @@ def write_as_part(architecture: str, folder: Path) -> None:
 
 
 def rename(folder: Path, architecture: str) -> None:
-    """Name the architecture as published files do."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"architectures": [architecture]}))

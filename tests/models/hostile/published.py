@@ -352,4 +352,3 @@ HARMLESS = {
     "learned_pos_emb",  # only where there are no linear biases
     *("prefix", "unk_token_id", "tokenizer_name"),  # text
 }
-"""Keys of these files that say nothing about the answers, at any value."""

@@ -445,4 +445,3 @@ HARMLESS_IN_MIXTURES = {
     *("eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "pad_id"),
     *("text_end_id", "text_start_id", "org_vocab_size", "for_llm_compressor"),
 }
-"""Keys of these files that say nothing about the answers, at any value."""

@@ -261,4 +261,3 @@ HARMLESS_IN_MORE = {
     *("hidden_dropout", "residual_dropout", "activation_dropout", "dropout"),  # training
     *("model_max_length", "max_seq_len"),  # lengths
 }
-"""Keys of these files that say nothing about the answers, at any value."""

@@ -389,4 +389,3 @@ HARMLESS_WITH_STATES = {
     *("norm_before_gate", "expand", "mamba_expand", "mlp_expansion_factor"),
     *("intermediate_size",),
 }
-"""Keys of these files that say nothing about the answers, at any value."""

@@ -24,7 +24,6 @@ NAME = "model.norm.weight"
 
 @pytest.fixture
 def folder(checkpoints, tmp_path):
-    """A copy to spoil."""
     return shutil.copytree(checkpoints["llama"].folder, tmp_path / "model")
 
 

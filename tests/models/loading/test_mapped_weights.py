@@ -28,7 +28,6 @@ def mapped_files(folder):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A folder with a dense model."""
     shape = {"num_hidden_layers": 2, "vocab_size": 300}
     return make_checkpoint(tmp_path_factory.mktemp("tiny"), shape, "qwen3", dtype="float32")
 

@@ -12,7 +12,6 @@ _FILES = Path(__file__).with_name("configs.jsonl")
 
 
 def published_files() -> dict[str, dict[str, Any]]:
-    """Name of a model -> its config."""
     lines = _FILES.read_text(encoding="utf-8").splitlines()
     found = {entry["name"]: entry["config"] for entry in map(json.loads, lines)}
     return {**{name: config for name, (config, _) in PUBLISHED.items()}, **found}

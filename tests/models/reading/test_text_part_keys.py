@@ -104,7 +104,6 @@ def test_a_key_of_the_reference_is_neutral_at_its_default_alone(name):
 
 
 def model_of(config):
-    """transformers' model."""
     given = json.loads(json.dumps(config))
     loaded = AutoConfig.for_model(given.pop("model_type"), **given, attn_implementation="eager")
     kind = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(loaded)]

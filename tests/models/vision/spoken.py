@@ -25,7 +25,6 @@ def write_spoken(name: str, folder: Path) -> torch.nn.Module:
 
 
 def write_side_files(name: str, folder: Path) -> None:
-    """Write the files of the tokenizer and the processor."""
     spoken = SPOKEN[name]
     special = [PAD, START, END, spoken.soft, *spoken.tokens]
     vocab = {token: i for i, token in enumerate([*special, *WORDS][: TEXT["vocab_size"]])}
@@ -44,7 +43,6 @@ def write_side_files(name: str, folder: Path) -> None:
 
 
 def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
-    """Coloured squares."""
     cells = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     return Image.fromarray(cells).resize((width, height), Image.Resampling.NEAREST)
 

@@ -376,12 +376,10 @@ WHOLES: dict[str, Whole] = {
 
 
 def write_whole(name: str, folder: Any) -> torch.nn.Module:
-    """Store a model with random weights."""
     return write_model(WHOLES[name], folder)
 
 
 def write_model(whole: Whole, folder: Any) -> torch.nn.Module:
-    """The same of any description."""
     config = config_of(whole)
     architectures = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     model = write_drawn(architectures[type(config)], config, folder)
@@ -404,7 +402,6 @@ def rename_tensors(file: Path, names: Mapping[str, str]) -> None:
 
 
 def config_of(whole: Whole) -> Any:
-    """Its configuration."""
     keys: dict[str, Any] = {"tie_word_embeddings": False, **whole.keys}
     return AutoConfig.for_model(
         whole.kind, vision_config=dict(whole.vision), text_config={**TEXT, **whole.text}, **keys

@@ -82,7 +82,8 @@ class PlainProcessor:
         )
 
     def layout(self, height: int, width: int) -> PictureLayout:
-        size = self._cut(self._full(height, width))
+        full = self._full(height, width)
+        size = full if self.crop is None else self.crop
         if self.canvas is not None:
             if size[0] > self.canvas[0] or size[1] > self.canvas[1]:
                 raise refused_shape(height, width, "is larger than the model's pad_size")
@@ -114,9 +115,6 @@ class PlainProcessor:
         if self.background is not None:
             height = width = max(height, width)
         return (height, width) if self.size is None else target_size(height, width, self.size)
-
-    def _cut(self, size: Sides) -> Sides:
-        return size if self.crop is None else self.crop
 
 
 def _exact(

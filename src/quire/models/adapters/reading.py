@@ -186,13 +186,10 @@ def _are_finite(values: Tensor) -> bool:
 
 def _digest(products: Mapping[str, LowRank], head: Mapping[str, Tensor]) -> bytes:
     """SHA-256 of names, types, shapes and values."""
-    parts = {f"{name}.{part}": t for name, low in products.items() for part, t in _both(low)}
+    parts = {f"{name}.a": low.a for name, low in products.items()}
+    parts |= {f"{name}.b": low.b for name, low in products.items()}
     digest = sha256()
     for name, tensor in sorted({**parts, **head}.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
     return digest.digest()
-
-
-def _both(low: LowRank) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
-    return ("a", low.a), ("b", low.b)

@@ -100,12 +100,15 @@ def read_eagle3(config: Mapping[str, Any], target: Decoder, names: Collection[st
     c.finish()  # and what is within
     spec = DraftDecoder(vocab, dim, blocks, block.norm, context, inputs=inputs)
     norm = "draft.state_norm" if joins_normed else "layers.0.attn_pre"
+    layer = RULES
+    if first == _MIDLAYER:
+        layer = tuple(replace(r, source=r.source.replace(LAYER, _MIDLAYER)) for r in RULES)
     rules = (
         rule("fc.{leaf}", "draft.fc.{leaf}"),
         rule("input_norm.{leaf}", "draft.fc_norm.{leaf}"),
         rule(first + "hidden_norm.{leaf}", norm + ".{leaf}"),
         rule(first + "input_layernorm.{leaf}", "layers.0.embed_norm.{leaf}"),
-        *(RULES if first != _MIDLAYER else map(_of_midlayer, RULES)),
+        *layer,
     )
     return DraftNetwork(spec, _family(rules), "d2t" if spec.is_partial else None)
 
@@ -181,10 +184,6 @@ def _has_embedding(dim: int, target: Decoder, names: Collection[str]) -> bool:
             f"it: {target.dim} numbers, scaled by {target.embed_scale:g}, for {dim}."
         )
     return "embed_tokens.weight" in names
-
-
-def _of_midlayer(form: Rule) -> Rule:
-    return replace(form, source=form.source.replace(LAYER, _MIDLAYER))
 
 
 def _family(rules: tuple[Rule, ...]) -> Family:

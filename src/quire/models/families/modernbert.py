@@ -92,10 +92,6 @@ def _head(c: ConfigReader) -> tuple[HeadLayer, ...]:
     return (term_layer(c, norm.eps, "classifier_activation", bias=bias, norm_bias=norm.bias),)
 
 
-def _terms(c: ConfigReader) -> TermWeights:
-    return TermWeights(c.integer("vocab_size"), _head(c), c.flag("decoder_bias", True))
-
-
 def _pooling(c: ConfigReader) -> SequencePooling:
     pooling: SequencePooling = c.choice("classifier_pooling", _POOLINGS, "cls")
     return pooling
@@ -118,5 +114,8 @@ FAMILY = forms(
     token_layers=_head,
     token_rules=_HEAD_RULES,
     pooling=_pooling,
-    term_head=TermHead(_terms, _TERM_RULES),
+    term_head=TermHead(
+        lambda c: TermWeights(c.integer("vocab_size"), _head(c), c.flag("decoder_bias", True)),
+        _TERM_RULES,
+    ),
 )

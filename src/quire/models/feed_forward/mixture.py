@@ -350,7 +350,10 @@ def _router_logits(make: Maker, at: str, m: Moe) -> Projection:
     weight = make.linear(
         at + "router", at + "router", role="router", is_adaptable=not m.wide_router
     )
-    return _wide_logits(make.ops, weight) if m.wide_router else partial(make.ops.linear, w=weight)
+    ops = make.ops
+    if m.wide_router:  # as they are summed, in fp32
+        return lambda h: ops.linear_partial(h, weight)
+    return partial(ops.linear, w=weight)
 
 
 def _softplus_router(make: Maker, at: str, m: Moe, step: StepIds) -> SoftplusRouter:
@@ -394,11 +397,6 @@ def _router(make: Maker, at: str, m: Moe, score: RouterScore) -> Router:
         make.tensor(at + "select_bias", torch.float32) if m.select_bias else None,
         make.tensor(at + "expert_scales", torch.float32) if m.expert_scales else None,
     )
-
-
-def _wide_logits(ops: Ops, router: LinearWeight) -> Projection:
-    """A router's logits [T, E] as they are summed, in fp32."""
-    return lambda h: ops.linear_partial(h, router)
 
 
 def _experts(

@@ -81,7 +81,8 @@ def find_coded(
         if name not in files.entries and not part.is_optional
     ]
     check_types(files, found)
-    problems = [f"{word} {listed(names)}" for word, names in _named(missing, wrong) if names]
+    named = ("missing", missing), ("wrong shape", wrong)
+    problems = [f"{word} {listed(names)}" for word, names in named if names]
     if problems:
         raise WeightMismatch("The checkpoint does not fit the model: " + "; ".join(problems) + ".")
     return found
@@ -100,10 +101,6 @@ def check_types(files: CheckpointFiles, modules: tuple[CodedModule, ...]) -> Non
             f"{listed(others)}: stored in 8-bit floats, but not a linear layer's weight with "
             "scales that config.json describes (quantization_config)."
         )
-
-
-def _named(missing: list[str], wrong: list[str]) -> tuple[tuple[str, list[str]], ...]:
-    return ("missing", missing), ("wrong shape", wrong)
 
 
 def _found(

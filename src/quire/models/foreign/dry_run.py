@@ -199,7 +199,8 @@ class _Recorder:
         self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
     ) -> Tensor:
         """Return zeros. Raises UnsupportedArchitecture for what cannot be expressed."""
-        odd = [key for key in facts.keys() - _WITHOUT_MEANING - _UNDERSTOOD if _says(facts[key])]
+        others = facts.keys() - _WITHOUT_MEANING - _UNDERSTOOD
+        odd = [key for key in others if facts[key] is not None and facts[key] is not False]
         if odd:
             what = f"its attention gets {', '.join(sorted(odd))}, which is not implemented"
             self._refuse(what, OwnAttention)
@@ -246,10 +247,6 @@ class _Recorder:
         self, why: str, kind: type[UnsupportedArchitecture] = UnsupportedArchitecture
     ) -> None:
         raise refusal(self._architecture, why, kind)
-
-
-def _says(value: object) -> bool:
-    return value is not None and value is not False
 
 
 def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], **_: Any) -> Any:

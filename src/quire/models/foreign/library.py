@@ -79,7 +79,8 @@ def library_config(config: Mapping[str, Any]) -> Any:
         read: Any = CONFIG_MAPPING[str(kind)] if added is None else added.config_class
         made = read.from_dict(plain)
     except Exception as error:  # each class checks its values in its own way
-        raise LoadError(f"config.json: transformers rejects it: {_line(error)}") from error
+        line = " ".join(str(error).split()) or type(error).__name__
+        raise LoadError(f"config.json: transformers rejects it: {line}") from error
     _check(str(config["architectures"][0]), made)
     return made
 
@@ -186,7 +187,3 @@ def _rope_types(parameters: object) -> Iterator[object]:
             yield parameters["rope_type"]
         for value in parameters.values():
             yield from _rope_types(value)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -71,10 +71,6 @@ def _num_experts(stored: StoredTensor) -> int:
     return len(stored.leaves) if "joined" in stored.steps else stored.shape[0]
 
 
-def _num_parts(stored: StoredTensor) -> int:
-    return len(stored.leaves) // (_num_experts(stored) if "stacked" in stored.steps else 1)
-
-
 def _num_groups(stored: StoredTensor) -> int:
     if "by_quarter" in stored.steps:
         return 4
@@ -82,7 +78,7 @@ def _num_groups(stored: StoredTensor) -> int:
 
 
 def _divide(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
-    parts = _num_parts(stored)
+    parts = len(stored.leaves) // (_num_experts(stored) if "stacked" in stored.steps else 1)
     if "deal" in stored.steps:
         return [tensor[i::parts] for i in range(parts)]
     first_of_each = stored.leaves[:: len(stored.leaves) // parts]

@@ -53,7 +53,7 @@ class BoundedMaker(Maker):
         vars(self).update(vars(make))
         assert self.adapters is None and self.group is None, "an encoder is in one piece"
         self._bounds = {
-            name: Bounds(*(_number(make, f"{name}.{bound}") for bound in BOUNDS))
+            name: Bounds(*(float(make.weights.tensor(f"{name}.{bound}")) for bound in BOUNDS))
             for name in bounded_products(at, block)
         }
         assert not isinstance(block.mlp, Mlp) or block.mlp.gated, "a part with gates"
@@ -106,7 +106,3 @@ class _Products:
     def _within(self, x: Tensor, weight: LinearWeight, b: Bounds) -> Tensor:
         y = self._ops.linear(x.clamp(b.input_min, b.input_max), weight)
         return y.clamp(b.output_min, b.output_max)
-
-
-def _number(make: Maker, leaf: str) -> float:
-    return float(make.weights.tensor(leaf))

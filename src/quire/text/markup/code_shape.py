@@ -40,9 +40,5 @@ def is_code(text: str) -> bool:
         return False
     lines = [line for line in text.split("\n", MAX_LINES)[:MAX_LINES] if line.strip()]
     counted = [line for line in lines if not _NEUTRAL.match(line)]
-    num_code = sum(1 for line in counted if len(line) < 400 and _is_code_line(line))
+    num_code = sum(1 for line in counted if len(line) < 400 and _CODE.match(line.rstrip()))
     return num_code >= _LEAST_LINES and num_code >= _LEAST_SHARE * len(counted)
-
-
-def _is_code_line(line: str) -> bool:
-    return _CODE.match(line.rstrip()) is not None
