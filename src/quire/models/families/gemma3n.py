@@ -1,22 +1,13 @@
-"""Gemma 3n, text: several residual streams, inputs of each layer, sparse activations, norms of
-values, layers that share keys and values.
-"""
+"""Gemma 3n, text, and its parts that Gemma 4 has, too."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, is_number, unsupported
-from quire.models.families.gemma import capped, gemma_attention
-from quire.models.families.gemma_sharing import (
-    SHARING_RULES,
-    UNUSED_TENSORS,
-    activation_of,
-    layer_inputs_of,
-    num_sharing_of,
-    with_sharing,
-)
+from quire.models.families.gemma import SANDWICH_RULES, capped, gemma_attention
 from quire.models.families.llama import (
+    ACTIVATIONS,
     LAYER,
     context_of,
     head_dim_of,
@@ -31,7 +22,63 @@ from quire.models.families.llama import (
 )
 from quire.models.rope_config import read_ropes
 from quire.models.rules import Family, Rule, rule
-from quire.models.spec import Activation, Block, Decoder, Mlp, Streams
+from quire.models.spec import Activation, Attention, Block, Decoder, LayerInputs, Mlp, Norm, Streams
+
+SHARING_RULES = (
+    *SANDWICH_RULES,
+    *layer_rules(
+        {
+            "per_layer_input_gate": "inputs.gate",
+            "per_layer_projection": "inputs.proj",
+            "post_per_layer_input_norm": "inputs.post",
+        }
+    ),
+    rule("{prefix}embed_tokens_per_layer.weight", "inputs.embed.weight"),
+    rule("{prefix}per_layer_model_projection.weight", "inputs.proj.weight"),
+    rule("{prefix}per_layer_projection_norm.weight", "inputs.norm.weight"),
+)
+UNUSED_TENSORS = (r"layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight",)
+"""Files carry keys and values of layers that have none."""
+
+
+def activation_of(c: ConfigReader) -> Activation:
+    """The activation of all feed-forward parts and gates."""
+    act: Activation = c.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
+    return act
+
+
+def layer_inputs_of(c: ConfigReader, norm: Norm) -> LayerInputs | None:
+    """The inputs of layers; a width of 0 means none."""
+    width = c.integer("hidden_size_per_layer_input", 256, minimum=0)
+    vocab = c.integer("vocab_size_per_layer_input", 262144)
+    return LayerInputs(width, vocab, norm) if width else None
+
+
+def num_sharing_of(c: ConfigReader, default: int) -> int:
+    """Number of the last layers that have no keys and values of their own."""
+    shared: int = c.integer("num_kv_shared_layers", default, minimum=0)
+    if shared >= num_layers_of(c):
+        raise unsupported("num_kv_shared_layers", shared, "less than num_hidden_layers")
+    return shared
+
+
+def with_sharing(blocks: list[Block], kinds: list[str], shared: int) -> list[Block]:
+    """The last `shared` blocks read the keys and values of the last layer of their type before."""
+    own = len(blocks) - shared
+    sources = {kind: i for i, kind in enumerate(kinds[:own])}
+    if missing := set(kinds) - sources.keys():
+        allowed = f"one that leaves a layer of {missing.pop()} with keys and values"
+        raise unsupported("num_kv_shared_layers", shared, allowed)
+    pairs = zip(blocks[own:], kinds[own:], strict=True)
+    return blocks[:own] + [_sharing(block, sources[kind]) for block, kind in pairs]
+
+
+def _sharing(block: Block, source: int) -> Block:
+    assert isinstance(block.mixer, Attention)
+    # the values that it reads were normed, or made of keys, by the layer that wrote them
+    mixer = replace(block.mixer, shares=source, value_norm=False, values_are_keys=False)
+    return replace(block, mixer=mixer)
+
 
 _MOST_STREAMS = 64
 _LAYER_RULES = layer_rules(
@@ -62,7 +109,10 @@ def _rules(d: Decoder) -> tuple[Rule, ...]:
     )
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def _describe_gemma3n(c: ConfigReader) -> Decoder:
+    """Gemma 3n, text: several residual streams, inputs of each layer, sparse activations, norms of
+    values, layers that share keys and values.
+    """
     dim, norm = head_dim_of(c, 256), rms(c, 1e-6, "rms_late_cast")
     kinds, window = read_layer_types(c, lambda layer: (layer + 1) % 5), window_of(c, 512)
     inputs = layer_inputs_of(c, norm)
@@ -115,4 +165,4 @@ def _feeds(c: ConfigReader, act: Activation) -> list[Mlp]:
     ]
 
 
-FAMILY = Family(("Gemma3nForCausalLM",), _describe, _rules, ignored=UNUSED_TENSORS)
+GEMMA3N = Family(("Gemma3nForCausalLM",), _describe_gemma3n, _rules, ignored=UNUSED_TENSORS)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.gemma import capped, gemma_attention
-from quire.models.families.gemma_sharing import (
+from quire.models.families.gemma3n import (
     SHARING_RULES,
     UNUSED_TENSORS,
     activation_of,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.deepseek_v32 import INDEXER_NAMES, SHARED, indexer_types_of
+from quire.models.families.deepseek import INDEXER_NAMES, SHARED, indexer_types_of
 from quire.models.families.latent_attention import latent_attention
 from quire.models.families.llama import (
     LAYER,
