@@ -94,7 +94,7 @@ def torch_cuda_version(text: str | None = None) -> str | None:
 
 
 def torch_for_other_gpus(text: str | None = None) -> str:
-    """The GPUs that are not NVIDIA's and that torch was built for; empty if there are none."""
+    """The kind of GPU, not NVIDIA's, that torch was built for; empty if there is none."""
     for key, kind in (("hip", "AMD GPUs (ROCm {})"), ("xpu", "Intel GPUs (XPU {})")):
         version = _torch_built_for(key, text)
         if version is not None:

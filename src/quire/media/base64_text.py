@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 
 _PIECE = 2**18
-"""Characters decoded at once: the interpreter is held for as long, away from streams."""
+"""Characters decoded at once; other threads, which write streams, wait for as long."""
 _GROUP = 4
 
 

@@ -27,7 +27,7 @@ _MOST_WAITING = 64
 
 
 class TaskEnded(Exception):
-    """A task's process was ended. `reason` follows its name: "takes more than 20 s"."""
+    """A task took too much, so its process was ended. `reason`: "takes more than 20 s"."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -39,7 +39,7 @@ class NamePatterns:
 
 
 def name_patterns(key: str, values: Mapping[str, float]) -> NamePatterns:
-    """Read the patterns of `key`. Raises BadAdapter for what is not regular or may take long."""
+    """Read the patterns of `key`. Raises BadAdapter for a bad expression, or a slow one."""
     names: dict[str, tuple[int, float]] = {}
     others: list[tuple[int, re.Pattern[str], float]] = []
     expressions = Expressions()

@@ -83,9 +83,7 @@ def describe_bert(c: ConfigReader, **facts: Any) -> Decoder:
 
 
 def _describe_roberta(c: ConfigReader) -> Decoder:
-    """RoBERTa: BERT whose positions begin after the padding token's id; the table has as many rows
-    fewer to use.
-    """
+    """RoBERTa: BERT whose positions begin after the padding token's id; fewer are usable."""
     first = c.integer("pad_token_id", 1, minimum=0) + 1
     rows = context_of(c)
     if rows <= first:

@@ -193,7 +193,7 @@ def _attend(
 
 @dataclass(frozen=True, slots=True)
 class ChoiceBefore:
-    """A layer over another one's latents, after an indexer, whose keys are at an own place."""
+    """A layer over another one's latents, after an indexer with keys at a place of its own."""
 
     indexer: IndexerLayer
     place: int
