@@ -80,7 +80,7 @@ def leave_out_failed(root: SchemaNode, alternatives: Alternatives) -> list[str]:
 def _failure(
     node: SchemaNode, alternatives: Alternatives, failed: Mapping[int, UnsupportedSchema]
 ) -> UnsupportedSchema | None:
-    """Why a node cannot be enforced: that of a part, or of its first alternative."""
+    """The reason that a node cannot be enforced: a part's, or its first alternative's."""
     choices = [o for o in node.options if isinstance(o, SchemaNode) and (node, o) in alternatives]
     for option in node.options:
         if option in choices:
