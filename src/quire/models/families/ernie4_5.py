@@ -62,7 +62,7 @@ _BIAS_RULE = rule(
 
 
 def _describe_ernie4_5_moe(c: ConfigReader) -> Decoder:
-    """ERNIE 4.5 with experts: softmax routing with a bias for the choice, shared experts as one."""
+    """ERNIE 4.5 with experts: rotated neighbours, softmax with a bias for choices, shared ones."""
     bias = c.flag("use_bias", False)
     c.only("use_rmsnorm", True)
     c.only("compression_ratio", 1.0)

@@ -172,7 +172,7 @@ _KINDS = {
 
 
 def _describe_granite_hybrid(c: ConfigReader) -> Decoder:
-    """Granite 4: Mamba-2 in most layers, attention in others; with experts or without."""
+    """Granite 4: mostly Mamba-2, some attention, Granite's multipliers; with experts or without."""
     c.only("normalization_function", "rmsnorm")
     norm = rms(c, 1e-6)
     attn = attention(c, rope=_rope(c), scale=c.number("attention_multiplier", 1.0), **biases(c))

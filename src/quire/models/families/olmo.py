@@ -107,7 +107,7 @@ _FULL, _LINEAR = "full_attention", "linear_attention"
 
 
 def _describe_olmo_hybrid(c: ConfigReader) -> Decoder:
-    """OLMo Hybrid: gated delta nets that may turn states over, and OLMo 3's attention."""
+    """OLMo Hybrid: delta nets that may turn states over, OLMo 3's attention, rotated or not."""
     norm = rms(c, 1e-6)
     section = c.raw("rope_parameters", None)
     # a base of null in rope_parameters stands for no rotation
