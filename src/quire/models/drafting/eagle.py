@@ -100,7 +100,7 @@ def read_eagle3(config: Mapping[str, Any], target: Decoder, names: Collection[st
     c.finish()  # and what is within
     spec = DraftDecoder(vocab, dim, blocks, block.norm, context, inputs=inputs)
     norm = "draft.state_norm" if joins_normed else "layers.0.attn_pre"
-    layer = RULES
+    layer: tuple[Rule, ...] = RULES
     if first == _MIDLAYER:
         layer = tuple(replace(r, source=r.source.replace(LAYER, _MIDLAYER)) for r in RULES)
     rules = (
