@@ -38,17 +38,14 @@ class Abilities:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """All that the model can do."""
         pooled = () if self.pooling is None else self.pooling.pooler.tasks
         return (*(("generate",) if self.generates else ()), *pooled)
 
     @property
     def task(self) -> str:
-        """The task that is served."""
         return "generate" if self.pooling is None else self.pooling.pooler.tasks[0]
 
     def have(self, ability: Ability) -> bool:
-        """Whether the model can do this."""
         if ability == "generate":
             return self.generates
         if self.pooling is None:

@@ -169,7 +169,6 @@ async def scale_elastic_ep(server: Server, request: Request) -> Response:
 
 
 async def optional_body(server: Server, request: Request, type: type[T]) -> T:
-    """The body of a request that need not have one."""
     # a body in chunks has no length
     is_chunked = "transfer-encoding" in request.headers
     if request.headers.get("content-length", "0") == "0" and not is_chunked:

@@ -115,7 +115,6 @@ def build_server(
 
 
 def _served_adapters(engine: AsyncLLM, plan: EnginePlan) -> ServedAdapters:
-    """The adapters by name: none yet."""
     environment = read_environment()
     # the last one is what resolvers are asked about
     models = (*plan.model.served_model_names, engine.model_config.model)
@@ -142,7 +141,6 @@ async def load_modules(adapters: ServedAdapters, args: ServerArgs) -> None:
 
 
 def _pooling_settings(plan: EnginePlan, max_len: int, *, cuts: bool) -> PoolingSettings:
-    """Settings of a model that pools."""
     config = plan.model.pooler_config or PoolerConfig()
     longest = config.max_embed_len
     if not config.enable_chunked_processing:

@@ -77,7 +77,6 @@ class Prompt:
 
     @property
     def num_media_tokens(self) -> int:
-        """The number of ids that stand for rows of encoders."""
         items = () if self.media is None else self.media.items
         return sum(item.num_rows for item in items if item.modality != EMBEDS)
 
@@ -140,13 +139,11 @@ class Server:
 
     @cached_property
     def abilities(self) -> Abilities:
-        """Abilities of the model."""
         limits = self.engine.front_end.inputs.limits
         return Abilities(limits.pooling, limits.generates)
 
     @cached_property
     def body_budget(self) -> BodyBudget:
-        """Budget of the bodies of all requests together."""
         return BodyBudget(_LARGE_BODIES * self.limits.body_bytes)
 
     def close(self) -> None:
@@ -432,7 +429,6 @@ class RouteEntry:
     is_alias: bool = False
 
     def is_for(self, server: Server) -> bool:
-        """Whether the served model can do it."""
         return self.needs is None or server.abilities.have(self.needs)
 
     def served_by(self, server: Server) -> RouteEntry:

@@ -183,7 +183,6 @@ class LongTexts:
         return answer.text or ""
 
     def close(self) -> None:
-        """End the processes."""
         for lane in (self._medium, self._long, self._drawing):
             lane.end()
 

@@ -41,7 +41,6 @@ class OwnedStore(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """Whether anything is kept at all."""
         return self._limit > 0
 
     def add(self, item: T) -> bool:

@@ -47,7 +47,6 @@ class EncodeTask(msgspec.Struct, tag="encode"):
     most_read: int = 0
 
     def encoded(self, tokenizer: Tokenizer) -> list[int]:
-        """The ids."""
         text, cut = self.text, self.cut
         if self.most_read:
             text = tokenizer.beginning(text, self.most_read)

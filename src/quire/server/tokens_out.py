@@ -66,7 +66,6 @@ class TokensRequest(RequestFields, kw_only=True, forbid_unknown_fields=True):
         )
 
     def field_of(self, parameter: str) -> str:
-        """The field that a parameter of the engine was made from."""
         is_own = parameter in RequestFields.__struct_fields__
         if parameter == "prompt_token_ids":
             return "token_ids"

@@ -79,7 +79,6 @@ class MessageBatch:
 
     @property
     def id(self) -> str:
-        """The id of the batch."""
         return self.shown.id
 
     @property

@@ -96,7 +96,6 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_control: Any = None
 
     def leave_out(self) -> list[str]:
-        """Take out the tools that a server would run itself: see `without_hosted`."""
         if self.tools:
             self.tools, places = without_hosted(self.tools, self.tool_choice)
             return places

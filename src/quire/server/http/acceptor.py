@@ -54,7 +54,6 @@ def most_connections() -> int:
 
 
 def _readable(accepted: socket.socket) -> bool:
-    """Whether something can be read from a connection's socket."""
     if accepted.fileno() < 0:
         return False
     poll = select.poll()
@@ -85,13 +84,11 @@ class Acceptor:
         self._is_closed = False
 
     def start(self, backlog: int) -> None:
-        """Begin to accept."""
         self._listener.setblocking(False)
         self._listener.listen(backlog)
         self._resume()
 
     def close(self) -> None:
-        """Accept no more."""
         self._is_closed = True
         self._stop()
 

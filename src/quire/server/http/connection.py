@@ -79,7 +79,6 @@ class Connections:
             self._open[connection] = close
 
     def leave(self, connection: Connection) -> None:
-        """Note that the connection is closed."""
         self._open.pop(connection, None)
         self._has_input.pop(connection, None)
         self.note_busy(connection)

@@ -127,7 +127,6 @@ class EventStream(PieceStream):
         self._end = on_end
 
     async def on_end(self) -> None:
-        """Call the `on_end` that was given."""
         await self._end()
 
 

@@ -71,7 +71,6 @@ class InFlightRequests:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count one request more while the block runs."""
         self._count(1)
         self._idle.clear()
         try:
@@ -99,7 +98,6 @@ class InFlightRequests:
             self._neighbours.tell(num_answered=self.num_requests)
 
     async def wait_until_idle(self) -> None:
-        """Return when no request is in progress."""
         await self._idle.wait()
 
     def enter(self, key: str, shown: str) -> None:
@@ -116,7 +114,6 @@ class InFlightRequests:
 
 
 async def until_disconnected(receive: Receive) -> None:
-    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -141,7 +141,6 @@ class Listener(uvicorn.Server):
         self._handshake_timeout_s = handshake_timeout_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections."""
         acceptors = [
             Acceptor(
                 each,
@@ -228,7 +227,6 @@ class ShutdownSignal:
         self.exit_code = 0
 
     def on_signal(self) -> None:
-        """SIGTERM or SIGINT came."""
         (self.hurried if self.begun.is_set() else self.begun).set()
 
     @contextlib.contextmanager

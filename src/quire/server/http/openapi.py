@@ -158,7 +158,6 @@ def _tag(entry: RouteEntry) -> str:
 
 
 def _named(schema: Schema) -> str:
-    """The component that a schema refers to."""
     return str(schema.get("$ref", "")).rpartition("/")[2]
 
 

@@ -141,7 +141,6 @@ class PlainAnswer:
         return ChatDelta(content=text) if text else ChatDelta()
 
     def message(self, text: str) -> ChatMessage:
-        """The whole text as a message."""
         return ChatMessage(self._role, text)
 
     def finish_reason(self, reason: str | None) -> str | None:

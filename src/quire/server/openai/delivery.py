@@ -212,7 +212,6 @@ class UsageCounter:
         self.reasoning_tokens: int | None = None
 
     def add(self, prompt: int, output: RequestOutput) -> None:
-        """Count the tokens of a delta, or of a whole output."""
         if output.num_cached_tokens is not None:
             self._cached[prompt] = output.num_cached_tokens
         for completion in output.outputs:
@@ -222,7 +221,6 @@ class UsageCounter:
             self._drafts = completion.spec_decode_metrics or self._drafts
 
     def total(self, kind: type[U]) -> U:
-        """The usage of the whole reply."""
         prompt, generated = sum(self._prompt_lens), sum(self._generated.values())
         cached = None
         if self._shows_cached:
@@ -243,6 +241,5 @@ class UsageCounter:
         return {"speculative_decoding": self._drafts.to_dict()}
 
     def of_choice(self, prompt: int, index: int) -> StreamUsage:
-        """Return the usage of one choice so far."""
         prompt_len, generated = self._prompt_lens[prompt], self._generated.get((prompt, index), 0)
         return StreamUsage(prompt_len, prompt_len + generated, generated)

@@ -63,7 +63,6 @@ class ParsedAnswer:
         return self._delta(self.events(text, is_last=is_last))
 
     def message(self, text: str) -> ChatMessage:
-        """The whole text as a message."""
         read = whole(self.events(text, is_last=True))
         calls = [self._call(call) for call in read.tool_calls]
         is_shown = self._shows_reasoning and not self._parser.is_filled
@@ -98,7 +97,6 @@ class ParsedAnswer:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the answer has tool calls."""
         return self._parser.num_calls > 0
 
     @property
@@ -107,7 +105,6 @@ class ParsedAnswer:
         return self.tools.is_forced or self.has_calls
 
     def events(self, text: str, *, is_last: bool) -> list[Event]:
-        """The events of the next piece of text."""
         events = self._parser.feed(text)
         if is_last:
             events = [*events, *self._parser.finish()]

@@ -32,7 +32,6 @@ class Rendered(msgspec.Struct, kw_only=True):
 
 
 RenderedPrompts = list[Rendered]
-"""The reply for several prompts."""
 
 
 async def render_completions(server: Server, request: Request) -> Response:

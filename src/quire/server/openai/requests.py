@@ -147,7 +147,6 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         return 1 if self.n is None else self.n
 
     def field_of(self, parameter: str) -> str:
-        """The field that a parameter of the engine was made from."""
         first, _, kind = parameter.partition(".")
         given = [name for name in SHAPE_FIELDS if getattr(self, name) is not None]
         if first != "structured_outputs" or (len(given) > 1 and not kind):
@@ -298,7 +297,6 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_embedded(self) -> int:
-        """Number of prompts that are embeddings."""
         given = self.prompt_embeds
         return len(given) if isinstance(given, list) else int(given is not None)
 
@@ -386,7 +384,6 @@ class ChatRequest(GenerationFields):
     return_prompt_text: bool | None = None
 
     def leave_out(self) -> list[str]:
-        """Take out the tools that a server would run itself: see `without_hosted`."""
         if self.tools:
             self.tools, places = without_hosted(self.tools, self.tool_choice)
             return places
@@ -431,7 +428,6 @@ class ChatRequest(GenerationFields):
 
     @property
     def has_tools(self) -> bool:
-        """Whether it says anything about tools."""
         return any((self.tools, self.tool_choice, self.functions, self.function_call))
 
     @property

@@ -92,7 +92,6 @@ class _Beams:
     async def run(
         self, request: Request, body: GenerationFields, name: RequestName
     ) -> RequestOutput:
-        """Search to the end."""
         while not self._search.is_over:
             begun, step = self._search.step()
             grown = [

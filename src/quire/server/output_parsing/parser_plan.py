@@ -62,7 +62,6 @@ class ParserPlan:
 
     @property
     def described(self) -> str:
-        """The formats by their names."""
         tools = "none" if self.tool_format is None else self.tool_format.name
         reasoning = "none" if self.reasoning is None else self.reasoning.name
         return f"tool parser: {tools}, reasoning parser: {reasoning}"

@@ -92,7 +92,6 @@ TOOL_ALIASES = {
     "poolside_v1": "glm45",
     "cohere_command4": "cohere_command3",
 }
-"""Names of the same formats."""
 REASONING_ALIASES = {
     "deepseek_v3": "qwen3",
     "deepseek_v4": "qwen3",
@@ -112,7 +111,6 @@ REASONING_ALIASES = {
     "step3": "deepseek_r1",
     "step3p5": "deepseek_r1",
 }
-"""Names of the same formats."""
 REFUSED = {
     "hf": "It reads outputs by a response_template of the tokenizer. Give the name of the format "
     "that the template describes, or auto.",

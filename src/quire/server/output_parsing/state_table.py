@@ -194,7 +194,6 @@ class ToolFormat:
 
     @property
     def delimiters(self) -> frozenset[str]:
-        """Every text that its states look for."""
         return frozenset(text for state in self.states.values() for text in state.texts)
 
 

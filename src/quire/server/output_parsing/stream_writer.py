@@ -79,14 +79,12 @@ class Writer:
             self.content(text)
 
     def reasoning(self, text: str) -> None:
-        """The next piece of the reasoning."""
         if text:
             self._events.append(ReasoningText(text))
             if self.thoughts is not None:
                 self.thoughts.append(text)
 
     def content(self, text: str) -> None:
-        """The next piece of the answer."""
         if self.is_checked:
             # text within a checked call shows that it is not one
             self._is_spoilt = self._is_spoilt or NON_BLANK.search(text) is not None
@@ -123,7 +121,6 @@ class Writer:
         self._tell(CallStarted(index, call_id or self._call_id(name, index), name))
 
     def arguments(self, text: str) -> None:
-        """The next piece of the last call's arguments."""
         if text:
             self._tell(ArgumentText(self.num_calls - 1, text))
 

@@ -44,7 +44,6 @@ class ToolUse:
 
     @property
     def is_forced(self) -> bool:
-        """Whether the output is made a call."""
         return self.forced is not False or self.calls is not None
 
     @property
@@ -77,7 +76,6 @@ class ToolUse:
 
 
 NO_TOOLS = ToolUse()
-"""The `ToolUse` of a request without tools."""
 
 
 def decide_tool_use(

@@ -45,7 +45,6 @@ class ToolSchemas:
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the tools."""
         return self._schemas.keys()
 
     def properties(self, tool: str) -> frozenset[str]:

@@ -138,7 +138,6 @@ async def embed(server: Server, request: Request) -> Response:
 async def _reply(
     server: Server, reply: CohereReply, kinds: Sequence[EmbeddingType], results: Sequence[Pooled]
 ) -> Response:
-    """The vectors of every type, one type after the other."""
     last = len(results) - 1
     items = [(kind, place) for kind in kinds for place in range(len(results))]
     if {"binary", "ubinary"} & {*kinds}:

@@ -215,7 +215,6 @@ def naming(body: PooledBody, place: str, *, has_pictures: bool = True) -> Iterat
 
 
 def _place(field: str, index: int, num: int) -> str:
-    """The name of one of `num` inputs in errors."""
     return f"{field}[{index}]" if num > 1 else field
 
 

@@ -48,7 +48,6 @@ class ItemWriter(Generic[T]):
         self.size = sum(sizes)
 
     async def pieces(self, head: bytes, between: bytes, tail: bytes) -> AsyncGenerator[bytes]:
-        """The whole body."""
         yield head
         start = 0
         while start < len(self._items):

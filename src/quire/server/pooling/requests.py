@@ -49,7 +49,6 @@ class PooledBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
         return {}
 
     def field_of(self, parameter: str) -> str:
-        """The field that a parameter of the engine was made from."""
         return self.INPUT if parameter in _ENGINE_NAMES else parameter
 
 

@@ -144,5 +144,4 @@ async def all_pooled(
     name: RequestName,
     prompts: AsyncGenerator[PoolingPrompt],
 ) -> list[Pooled]:
-    """The results of all prompts, in time."""
     return await in_time(request, body, collected(pooled(server, request, body, name, prompts)))

@@ -131,7 +131,6 @@ async def rerank(server: Server, request: Request) -> Response:
 
 
 def _num_chars(document: ScoredText) -> int:
-    """About how long it is in a reply."""
     if isinstance(document, Content):
         return size_of(document.parts, most=MAX_CHARACTERS)
     return len(document)

@@ -97,7 +97,6 @@ def _content(item: dict[str, Any], key: str, name: str) -> str | list[Any] | Non
 
 
 def _reasoning(item: dict[str, Any], key: str, name: str) -> str:
-    """The joined texts of parts."""
     parts = item.get(key)
     if parts is None:
         return ""

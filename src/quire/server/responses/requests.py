@@ -108,7 +108,6 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
     prompt_cache_key: str | None = None
 
     def leave_out(self) -> list[str]:
-        """Take out the tools that a server would run itself: see `without_hosted`."""
         if self.tools:
             self.tools, places = without_hosted(self.tools, self.tool_choice)
             return places
@@ -155,7 +154,6 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the output's tokens are listed with their probabilities."""
         return self.top_logprobs is not None or _LOGPROBS in (self.include or ())
 
     def as_chat(self, before: list[dict[str, Any]]) -> ChatRequest:

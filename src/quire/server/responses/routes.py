@@ -302,7 +302,6 @@ def _before(server: Server, request: Request, body: ResponsesRequest) -> list[di
 
 
 def _output_items(response: ResponseObject) -> list[dict[str, Any]]:
-    """The output as items of a later request."""
     items = [
         item
         for item in response.output

@@ -57,12 +57,10 @@ class Conversation:
         return True
 
     def remove(self, item: dict[str, Any]) -> None:
-        """Take an item out."""
         self.items.remove(item)
         self.num_bytes -= _size(item)
 
     def item(self, id: str) -> dict[str, Any] | None:
-        """The item with this id."""
         return next((item for item in self.items if item["id"] == id), None)
 
 

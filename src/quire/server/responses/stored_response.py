@@ -41,7 +41,6 @@ class StoredResponse:
 
     @property
     def id(self) -> str:
-        """The id of the response."""
         return self.response.id
 
     @property

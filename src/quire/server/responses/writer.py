@@ -53,7 +53,6 @@ class ResponseWriter:
         self._open: Item | None = None
 
     def begin(self) -> Iterator[EventData]:
-        """The response has begun."""
         self.response.status = "in_progress"
         yield self._event("response.created", response=self.response)
         yield self._event("response.in_progress", response=self.response)

@@ -107,7 +107,6 @@ class Elements:
             self._open.append(Element(tag[2]))
 
     def _begin(self, name: str, out: Writer) -> None:
-        """An argument begins."""
         self._is_stray = False
         self._parameters.expect(Key(name))
         self._parameters.write_key(out)

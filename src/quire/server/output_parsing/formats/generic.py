@@ -57,7 +57,6 @@ GENERIC = ToolFormat(
 for, and others that models write instead of it.
 """
 PLAIN = ToolFormat("plain", {"content": ParserState(Reads.CONTENT)})
-"""No calls at all."""
 
 
 def required_calls() -> ToolFormat:

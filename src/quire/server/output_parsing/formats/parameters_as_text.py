@@ -36,12 +36,10 @@ class Parameters:
         self._is_open = False
 
     def expect(self, key: Key) -> None:
-        """The next value is that of `key`."""
         self._declared = key
         self.key = self.key if key.name is None else key.name
 
     def write_key(self, out: Writer) -> None:
-        """Write the key, as far as it is known."""
         out.arguments(", " if self._is_open else "{")
         out.arguments(json.dumps(self.key, ensure_ascii=False))
         self._is_open = True
@@ -78,7 +76,6 @@ class Parameters:
         return True
 
     def close(self, out: Writer) -> None:
-        """The call is complete."""
         out.arguments("}" if self._is_open else "{}")
 
 
