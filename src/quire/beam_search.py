@@ -19,9 +19,7 @@ from quire.request_options import RequestOptions
 
 
 def step_params(params: BeamSearchParams, num_output: int = 0) -> SamplingParams:
-    """The parameters of one step: one token after `num_output` others, with the candidates that a
-    beam may grow by.
-    """
+    """Parameters of one step: one token after `num_output` others, and candidates to grow by."""
     return SamplingParams(
         logprobs=2 * params.beam_width,
         max_tokens=num_output + 1,

@@ -30,9 +30,7 @@ _to_msgpack = msgspec.msgpack.Encoder().encode
 
 
 class NotEncodable(TypeError):
-    """A value that cannot be sent; the text is a clause that says why, such as "it has an int of
-    more than 64 bits".
-    """
+    """A value that cannot be sent; the text says why: "it has an int of more than 64 bits"."""
 
 
 def plain_text(text: str) -> str:

@@ -233,9 +233,7 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """The values in `environ` (default: the process's). Raises InvalidParameter for one that has
-    another form.
-    """
+    """The values in `environ`, or the process's. Raises InvalidParameter for another form."""
     given = os.environ if environ is None else environ
     known = {variable.name for variable in VARIABLES}
     return Environment(

@@ -208,9 +208,7 @@ class MaxQueuedTokensError(CapacityError):
 
 
 class InputStreamError(EngineError):
-    """The generator that a prompt streamed from raised; `cause` is what it raised, and the text is
-    that of the cause.
-    """
+    """The generator that a prompt streamed from raised `cause`, whose text this has."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause) or type(cause).__name__)
@@ -277,9 +275,7 @@ class UnsupportedArchitecture(LoadError):
 
 
 class UnknownConfigKey(LoadError):
-    """config.json has a key whose meaning we do not know, so that ignoring it could change the
-    answers.
-    """
+    """config.json has a key of unknown meaning: ignoring it could change the answers."""
 
 
 class UnsupportedConfigValue(LoadError):

@@ -22,9 +22,7 @@ NOT_INSTALLED = "No IOProcessor plugin installed."
 
 
 class IOProcessor(ABC):
-    """Makes prompts of a request's data, and a reply of their results. One serves all requests, in
-    any order.
-    """
+    """Makes prompts of a request's data, and a reply of their results; one serves all requests."""
 
     def __init__(self, vllm_config: Any, renderer: Any = None) -> None:
         """vllm_config: the engine's plan. renderer: always None."""
@@ -36,17 +34,13 @@ class IOProcessor(ABC):
 
     @abstractmethod
     def pre_process(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> Any:
-        """The prompt of parsed data, or a list of several: texts, lists of token ids, or dicts of
-        either.
-        """
+        """The prompt of parsed data, or a list of several: texts, lists of token ids, or dicts."""
 
     @abstractmethod
     def post_process(
         self, model_output: Sequence[Any], request_id: str | None = None, **kwargs: Any
     ) -> Any:
-        """The reply, of the `PoolingRequestOutput` of each prompt in their order; for a server it
-        must be a value of JSON.
-        """
+        """The reply, of the prompts' `PoolingRequestOutput`s in order; for a server, JSON."""
 
     async def pre_process_async(
         self, prompt: Any, request_id: str | None = None, **kwargs: Any
@@ -66,9 +60,7 @@ class IOProcessor(ABC):
 
 
 def find_io_processor(name: str) -> type[IOProcessor]:
-    """The class of a plugin. Raises InvalidParameter for a name that is not installed or leads to
-    something else.
-    """
+    """The class of a plugin. Raises InvalidParameter for a name that leads to no plugin."""
     found = load_group("io_processor_plugins")
     if name not in found:
         installed = ", ".join(sorted(found)) or "none is"

@@ -278,9 +278,7 @@ class LLM(BlockingControl, PoolingMethods):
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The defaults when no parameters are given: what the model's files set, and 16 tokens if
-        they set no limit.
-        """
+        """The default parameters: those of the model's files, and 16 tokens without a limit."""
         return SamplingParams(**self.llm_engine.front_end.sampling_defaults)
 
     @property

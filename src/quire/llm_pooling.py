@@ -43,9 +43,7 @@ _NO_SCORES = "This model does not support the Scoring API."
 
 
 class PoolingMethods:
-    """The methods of an `LLM` whose model pools prompts. One task is served; `pooler_config` may
-    name it.
-    """
+    """Methods of an `LLM` whose model pools. One task is served; `pooler_config` may name it."""
 
     llm_engine: LLMEngine
     _requests: OfflineRequests
@@ -332,9 +330,7 @@ class PoolingMethods:
 
 
 def _with_task(given: GivenParams, task: str | None) -> PoolingParams | list[PoolingParams]:
-    """Copies of the parameters that ask for the task. Raises InvalidParameter where they ask for
-    another one.
-    """
+    """Copies of parameters that ask for the task. Raises InvalidParameter for another task."""
     if given is None:
         return PoolingParams(task=task)
     if isinstance(given, list | tuple):

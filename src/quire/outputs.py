@@ -227,9 +227,7 @@ class CompletionOutput(msgspec.Struct, gc=False):
 
 @reads_as_dataclass
 class RequestStateStats(msgspec.Struct, gc=False):
-    """Times at which things happened (seconds): `arrival_time` by the wall clock, the `_ts`
-    monotonic.
-    """
+    """Times of what happened, in seconds: `arrival_time` by the wall clock, `_ts` monotonic."""
 
     num_generation_tokens: int = 0
     arrival_time: float = 0.0

@@ -13,9 +13,7 @@ Output = TypeVar("Output")
 
 @reads_as_dataclass
 class PoolingOutput(msgspec.Struct, eq=False, gc=False):
-    """The result of one prompt, fp32: [D], or [n, D] for its n tokens. An array of numpy; `LLM`
-    gives a tensor of torch.
-    """
+    """A prompt's result, fp32 [D], or [n, D] for its n tokens: of numpy, in `LLM` of torch."""
 
     data: Any
 

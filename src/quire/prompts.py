@@ -64,9 +64,7 @@ _MEDIA_KEYS = (
     *("mm_processor_kwargs", "media_io_kwargs"),
 )
 _RENDERED = {"type": ("token", "embeds")}
-"""Keys by which programs tell prompts that were rendered before, and the values of those that are
-token ids or embeddings.
-"""
+"""Keys of prompts that were rendered before -> those values that are token ids or embeddings."""
 _UNBUILT = {
     "prompt_token_offsets": "Leave it out.",
     "encoder_prompt": "Encoder-decoder models are not served.",
@@ -87,9 +85,7 @@ class GivenMedia(NamedTuple):
 
 
 class GivenEmbeds(NamedTuple):
-    """Embeddings of a prompt's tokens, not checked yet. `is_id`: where the prompt's ids count
-    instead; None: nowhere.
-    """
+    """Embeddings of tokens, unchecked. `is_id`: where the ids count instead; None: nowhere."""
 
     rows: Any
     is_id: Sequence[bool] | None
@@ -142,9 +138,7 @@ def has_media(prompt: object) -> bool:
 
 
 def with_processor_kwargs(prompt: Any, kwargs: Mapping[str, Any] | None) -> Any:
-    """The prompt with a call's `mm_processor_kwargs`, over which its own rule; one without media
-    as it is.
-    """
+    """The prompt with `mm_processor_kwargs`, over which its own rule; without media as it is."""
     if not kwargs or not has_media(prompt):
         return prompt
     return {**prompt, "mm_processor_kwargs": {**kwargs, **(prompt.get(_MEDIA_KEYS[2]) or {})}}
@@ -202,9 +196,7 @@ def _embeds(
     types: list[int] | None,
     media: GivenMedia | None,
 ) -> GivenEmbeds | None:
-    """The prompt's embeddings; None where it has none. Raises InvalidParameter for what does not
-    go with them.
-    """
+    """The prompt's embeddings, or None. Raises InvalidParameter for what does not go with them."""
     rows, is_id = (prompt.get(key) for key in _EMBEDS_KEYS)
     if rows is None:
         if is_id is not None:

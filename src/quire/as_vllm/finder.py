@@ -131,9 +131,7 @@ class ServedFinder:
 
 
 def install() -> None:
-    """Serve the table in this process; once is enough. Raises ImportError when another `vllm` has
-    been imported before.
-    """
+    """Serve the table in this process. Raises ImportError after the import of another `vllm`."""
     if any(isinstance(finder, ServedFinder) for finder in sys.meta_path):
         return
     if ROOT in sys.modules:

@@ -80,9 +80,7 @@ def encode_image_url(image: Image, *, image_mode: str | None = "RGB", format: st
 def convert_image_mode(
     image: Image, to_mode: str, background_color: tuple[int, int, int] = (255, 255, 255)
 ) -> Image:
-    """A picture in another mode of Pillow's; what is transparent gets the colour behind it where
-    that is RGB.
-    """
+    """A picture in another mode of Pillow's; in RGB the colour behind replaces transparency."""
     if image.mode == to_mode:
         return image
     red, green, blue = background_color

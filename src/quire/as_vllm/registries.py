@@ -60,9 +60,7 @@ class WeightTransferEngineFactory:
 
     @staticmethod
     def register_engine(name: str, engine: type | str, class_name: str | None = None) -> None:
-        """Register a class below `WeightTransferEngine`, or the class `class_name` of the module
-        `engine`.
-        """
+        """Register a class below `WeightTransferEngine`, or `class_name` of the module `engine`."""
         given = engine if class_name is None else f"{engine}:{class_name}"
         WEIGHT_TRANSFERS.register(name, given)
 

@@ -160,9 +160,7 @@ def nothing_to_destroy() -> None:
 
 
 def load_plugins_by_group(group: str) -> dict[str, Any]:
-    """The plugins of installed packages in one of the groups, by name. Raises ValueError for
-    another group.
-    """
+    """Installed plugins of one of the groups, by name. Raises ValueError for another group."""
     name = group.partition(".")[2]
     if name not in GROUPS:
         known = ", ".join(f"vllm.{each}" for each in GROUPS)

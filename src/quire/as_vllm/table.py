@@ -101,9 +101,7 @@ _CONFIGS: dict[str, dict[str, str]] = {
     "kv_events": {"builtins": "KVEventsConfig=dict"},
     "weight_transfer": {"builtins": "WeightTransferConfig=dict"},
 }
-"""Modules of `vllm.config`, whose names are in the package, too. Those that are options of an
-engine are dicts.
-"""
+"""Modules of `vllm.config`, whose names the package has, too. Those of options are dicts."""
 
 SERVED: dict[str, dict[str, str]] = {
     "vllm": _PUBLIC,
@@ -366,9 +364,7 @@ SERVED: dict[str, dict[str, str]] = {
     "vllm.v1.sample.logits_processor.interface": _PROCESSORS,
     "vllm.version": {"quire.as_vllm.table": "__version__=VERSION __version_tuple__=VERSION_TUPLE"},
 }
-"""Module -> the module of ours or of the standard library -> its names; `theirs=ours` where they
-differ.
-"""
+"""Module -> our or the standard library's module -> its names; `theirs=ours` where they differ."""
 
 MODULES = frozenset(
     module.rsplit(".", cut)[0] for module in SERVED for cut in range(module.count(".") + 1)

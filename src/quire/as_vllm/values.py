@@ -33,9 +33,7 @@ def as_list(maybe_list: Iterable[T]) -> list[T]:
 
 
 def is_list_of(value: object, typ: Any, *, check: str = "first") -> bool:
-    """Whether a value is a list whose first item, or with check="all" every item, is of a type. An
-    empty list is.
-    """
+    """Whether a value is a list of items of a type: the first, or with check="all" every one."""
     if not isinstance(value, list):
         return False
     return all(isinstance(item, typ) for item in (value[:1] if check == "first" else value))

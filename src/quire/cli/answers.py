@@ -23,9 +23,7 @@ PASSING = (RequestError, CapacityError, GenerationError)
 
 
 class Piece(NamedTuple):
-    """A part of an answer. `num_tokens`: how many it adds to the count; `is_thought`: reasoning
-    that is shown and not kept.
-    """
+    """A part of an answer of `num_tokens`; `is_thought`: reasoning that is shown and not kept."""
 
     text: str = ""
     num_tokens: int = 0
@@ -121,9 +119,7 @@ def raise_interrupt(answer: Answer) -> None:
 
 
 def go_on_after(answer: Answer) -> None:
-    """At a terminal Ctrl-C ends one answer; where the questions come from a file or a pipe, it ends
-    the command.
-    """
+    """At a terminal Ctrl-C ends one answer; with questions from a file or a pipe, the command."""
     if not sys.stdin.isatty():
         raise_interrupt(answer)
 

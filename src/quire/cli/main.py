@@ -96,9 +96,7 @@ def run_command(name: str, words: Sequence[str]) -> int:
 
 
 def describe_error(error: Exception) -> str:
-    """One line about what went wrong; what is not one of our own errors is named and can be
-    traced.
-    """
+    """One line about what went wrong; what is not an error of ours is named and can be traced."""
     from quire.errors import EngineError
 
     text = " ".join(str(error).split())
@@ -175,9 +173,7 @@ def _named_output(stream: io.TextIOWrapper) -> TextIO:
 
 
 def _tolerate_unprintable_text() -> None:
-    """A terminal that knows few characters shows a mark for the others instead of ending the
-    program.
-    """
+    """A terminal that knows few characters shows a mark for the others; the program goes on."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

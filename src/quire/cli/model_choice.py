@@ -1,6 +1,4 @@
-"""Chooses a model in this process or on a server, by the flags of `quire chat` and `quire
-complete`.
-"""
+"""Chooses a model in this process or on a server, by the flags of `quire chat` and `complete`."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ _OF_REQUESTS = ("seed",)
 
 
 def add_answer_flags(parser: QuireParser, first: Sequence[str]) -> None:
-    """Adds flags for the source of answers, sampling and the engine. `first`: the command's flags,
-    which lead the help.
-    """
+    """Add flags for the source of answers, sampling and the engine after `first`, the command's."""
     parser.add_argument(
         "--stats", action="store_true", help="print the time to the first token and tokens/s"
     )

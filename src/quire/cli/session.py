@@ -1,6 +1,4 @@
-"""The engine of the commands that generate: opens it by the flags, and streams one answer at a
-time.
-"""
+"""The engine of commands that generate: opens it by the flags, streams one answer at a time."""
 
 from __future__ import annotations
 

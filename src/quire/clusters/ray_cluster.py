@@ -275,9 +275,7 @@ def usable_bundles(group: Any, size: int, device: str) -> list[int]:
 
 
 def wait_for_group(group: Any, timeout_s: float = PLACEMENT_S) -> None:
-    """Wait until a placement group has its resources. Raises EngineError, and removes the group,
-    after `timeout_s`.
-    """
+    """Wait until a group has its resources; after `timeout_s` remove it and raise EngineError."""
     ray = require_ray()
     deadline, look_s = time.monotonic() + timeout_s, FIRST_LOOK_S
     ready = group.ready()

@@ -162,9 +162,7 @@ class RayProcess(DistantProcess):
             self._actor.ask_to_end.remote()
 
     def kill(self) -> None:
-        """End it at once, as far as its owner is concerned: an actor that does not answer is left
-        to the cluster.
-        """
+        """End it at once for its owner: an actor that does not answer is left to the cluster."""
         self.finish(Ending(-signal.SIGKILL, "was killed by SIGKILL", None))
 
     def end(self, timeout_s: float) -> None:
@@ -245,9 +243,7 @@ class RayProcess(DistantProcess):
         return future
 
     def _hears(self, timeout_s: float | None) -> bool:
-        """Wait for news; False: there were none. Raises _Killed once the owner has killed the
-        process.
-        """
+        """Wait for news; False: there were none. Raises _Killed once the owner has killed it."""
         has_news = self._news.wait(timeout_s)
         # before the look at the ending: one that comes after it is news again
         self._news.clear()

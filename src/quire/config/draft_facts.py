@@ -104,9 +104,7 @@ def gather_draft_wish(
 
 
 def _measured(draft: DraftFacts, target: Decoder | ForeignDecoder) -> DraftFacts:
-    """The facts with what a network takes in memory. Raises LoadError for one that cannot draft for
-    the target.
-    """
+    """The facts with a network's memory. Raises LoadError where it cannot draft for the target."""
     if not isinstance(target, Decoder):
         hint = "Use ngram, or a model that Quire runs itself."
         raise NotBuiltYet("speculative_config['method']", draft.method, hint)

@@ -1,6 +1,4 @@
-"""Settings for outputs of encoders that are kept outside of the engine: the fields of
-`ec_transfer_config`, checked.
-"""
+"""The fields of `ec_transfer_config`, checked: outputs of encoders kept outside of the engine."""
 
 from __future__ import annotations
 

@@ -118,9 +118,7 @@ class ModelFacts(DescribedModel, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pool_memories(self) -> tuple[LayerMemory | None, ...]:
-        """The memory of a worker's layers for a request, those of a network that drafts included:
-        of all stages together.
-        """
+        """Memory of a worker's layers for a request: all stages', and that of drafting ones."""
         own = self.memories if self.rank is None else self.rank.memories
         return own + (() if self.drafts is None else self.drafts.memories)
 

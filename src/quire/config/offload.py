@@ -94,9 +94,7 @@ def choose_offload(args: EngineOptions, layers: Sequence[Mapping[str, float]]) -
 def _by_size(
     args: EngineOptions, names: tuple[str, ...], sizes: Sequence[int], movable: Sequence[int]
 ) -> Offload:
-    """The fewest layers that free cpu_offload_gb of the device, as far apart as they can be, so
-    that copies have most time.
-    """
+    """The fewest layers that free cpu_offload_gb, far apart, so that copies have most time."""
     best = Offload()
     # not by division: layers differ in size, and buffers take some of what is freed
     for count in range(1, len(movable) + 1):

@@ -61,9 +61,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
         return cls(**parts, **whole, reasons=reasons, notes=tuple(notes))
 
     def changed(self, **values: Any) -> Self:
-        """The plan with other values of these decisions, whatever part they stand in. Raises
-        KeyError for one that no part has.
-        """
+        """The plan with other values of decisions, whatever part has them. Raises KeyError."""
         parts: dict[str, Any] = {}
         for part, kind in PARTS:
             own = {name: values.pop(name) for name in kind.__struct_fields__ if name in values}
@@ -114,9 +112,7 @@ PARTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 """The fields of a plan that are always there and have decisions for fields."""
 
 WHOLE = ("speculation", "adapters", "media")
-"""The fields of a plan that are one decision each; a None there means that the engine has no such
-part.
-"""
+"""The fields of a plan that are one decision each; None: the engine has no such part."""
 
 NOT_SHOWN = (
     "hf_config", "generates", "pooler_config", "embedding_size", "lowers_input", "prompts",

@@ -1,6 +1,4 @@
-"""From arguments to a plan: read the model's files, inspect the machine, and let `resolve()`
-decide.
-"""
+"""From arguments to a plan: reads the model's files, inspects the machine, asks `resolve()`."""
 
 from __future__ import annotations
 
@@ -86,8 +84,6 @@ from quire.text.tokenizer_formats.folder import found_mode
 Options = TypeVar("Options", bound=EngineOptions)
 
 logger = logging.getLogger(__name__)
-
-"""The name of the model inside the package."""
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
@@ -228,9 +224,7 @@ def gather_model_facts(args: EngineOptions, *, is_verifier: bool = False) -> Mod
 
 
 def _rank(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> RankFacts | None:
-    """The facts about each of several workers. Raises LoadError for a model that they cannot
-    share.
-    """
+    """Facts about each of several workers. Raises LoadError for a model that they cannot share."""
     tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
     if tp * pp == 1:
         return None
@@ -250,9 +244,7 @@ def _rank(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> R
 
 
 def _with_pictures(args: EngineOptions, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The config without what is about pictures where the engine takes none: none are wanted, or
-    the model's cannot be served.
-    """
+    """The config without pictures where none are wanted, or the model's cannot be served."""
     if not has_vision(config):
         return config
     if not takes_pictures(args) or args.model_impl == "transformers":
@@ -269,9 +261,7 @@ def _with_pictures(args: EngineOptions, folder: Path, config: dict[str, Any]) ->
 
 
 def _tell_of_foreign(args: EngineOptions, foreign: tuple[LeftKey, ...]) -> None:
-    """Warn once of all keys of config.json that nothing reads. Raises UnknownConfigKey where the
-    user wants that.
-    """
+    """Warn once of keys of config.json that nothing reads, or raise UnknownConfigKey."""
     if not foreign:
         return
     asked = args.hf_overrides if isinstance(args.hf_overrides, dict) else {}
@@ -360,9 +350,7 @@ def _token_id(folder: str | None, mode: str, token: str) -> int | None:
 def _lengths(
     config: dict[str, Any], files: SentenceFiles, decoder: AnyDecoder, tokenizer: str | None
 ) -> dict[str, Any]:
-    """Lengths in `ModelFacts`: those of config.json, or of what a model that only pools
-    was trained with.
-    """
+    """Lengths in `ModelFacts`: of config.json, or those that a model that only pools learnt."""
     own = length_facts(config)
     stated = _pooled_length(files, decoder, tokenizer, own)
     if isinstance(decoder, Decoder) and decoder.pooler is not None and decoder.generates:
@@ -473,9 +461,7 @@ def _plain(value: Any) -> Any:
 
 
 def checkpoint_dtype(config: dict[str, Any], folder: Path) -> str:
-    """The type of the stored weights: what config.json says, else the first weight file's header,
-    else float32.
-    """
+    """The stored weights' type: of config.json, else the first file's header, else float32."""
     named = config.get("torch_dtype") if config.get("dtype") is None else config["dtype"]
     if named is not None and not isinstance(named, str):
         raise unsupported("dtype", named, "the name of a type, as bfloat16")
@@ -488,9 +474,7 @@ def checkpoint_dtype(config: dict[str, Any], folder: Path) -> str:
 
 
 def _header_dtype(file: Path) -> str:
-    """The type of the first tensor of numbers in a safetensors file; the loader checks the file in
-    earnest.
-    """
+    """The type of a safetensors file's first tensor of numbers; the loader checks the rest."""
     named = [entry["dtype"] for entry in _header(file).values()]
     # codes and indexes of a quantised checkpoint are integers
     numbers = next((name for name in named if name in _DTYPES), named[0] if named else "F32")
@@ -588,9 +572,7 @@ def _generation_config(args: EngineOptions, folder: Path) -> tuple[dict[str, Any
 
 
 def _chat_template(given: str | None) -> tuple[str | None, str]:
-    """The template's text: itself if it looks like Jinja, else a file's; a plain word names one of
-    the tokenizer's.
-    """
+    """The template: as Jinja, from a file, or for a plain word, the name of the tokenizer's."""
     if given is None:
         return None, ""
     text = os.fspath(given)

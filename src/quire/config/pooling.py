@@ -33,9 +33,7 @@ _TWO_WAYS, _AS_THEY_ARE = "from_2_way_softmax", "no_post_processing"
 
 
 def choose_form(args: EngineOptions, files: SentenceFiles) -> Form | None:
-    """The form of pooling of a model that generates; None: none. Raises NotBuiltYet for the runner
-    "draft".
-    """
+    """Form of a generator's pooling; None: none. Raises NotBuiltYet for the runner "draft"."""
     runner, convert = args.runner, args.convert
     if runner == "draft":
         raise NotBuiltYet("runner", runner, "Use 'generate' or 'pooling'.")

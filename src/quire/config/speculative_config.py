@@ -81,9 +81,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 _LONGEST_LOOKUP = 32
-"""The index of a prompt has all stretches of each length up to this: at 32 it takes some 6 kB and
-15 us for each token.
-"""
+"""Longest stretches in the index of a prompt: at 32 it takes some 6 kB and 15 us a token."""
 _DEEPEST_TRIE = 128
 """A text that repeats itself takes as many steps for each token; no draft is longer."""
 

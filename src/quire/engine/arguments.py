@@ -67,9 +67,7 @@ def request_ids(given: object) -> list[str]:
 
 
 def refuse_keywords(given: Mapping[str, object]) -> None:
-    """Raise NotBuiltYet for the first that is documented and not None, UnknownParameter for one
-    that is not documented.
-    """
+    """Raise NotBuiltYet for the first documented one with a value, else UnknownParameter."""
     for name, value in given.items():
         if name not in _OF_REQUESTS:
             raise UnknownParameter(name, "the parameters are those of the signature")

@@ -154,9 +154,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         client_count: int = 1,
         client_index: int = 0,
     ) -> Self:
-        """Start the cores of a plan and return the engine once they are ready; `disable_log_stats`
-        rules over the plan's.
-        """
+        """Start a plan's cores and return when they are ready; `disable_log_stats` rules."""
         return cls(
             vllm_config,
             log_stats=not disable_log_stats,

@@ -178,9 +178,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
         self._ready += self.front_end.abort(ids, internal=checks.flag("internal", internal)).outputs
 
     def discard_requests(self, request_ids: Iterable[str], internal: bool = False) -> None:
-        """Abort requests by the callers' ids, or by the engine's own if `internal`, and drop their
-        outputs.
-        """
+        """Abort requests by callers' ids, or by ours if `internal`, and drop their outputs."""
         self.front_end.abort(ids_of(request_ids), internal=internal)
 
     def discard_all(self) -> None:
@@ -220,9 +218,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
             self.front_end.stats.log()
 
     def do_log_stats_with_interval(self) -> None:
-        """Log the line of `do_log_stats` where the last one is QUIRE_LOG_STATS_INTERVAL seconds
-        ago, as `step()` does, too.
-        """
+        """Log that line QUIRE_LOG_STATS_INTERVAL seconds after the last one, as `step()` does."""
         if time.monotonic() - self._logged_at >= self._log_interval_s:
             self.do_log_stats()
 

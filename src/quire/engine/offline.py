@@ -61,9 +61,7 @@ class OfflineRequests:
         self._is_busy = False
 
     def require_idle(self) -> None:
-        """Raises EngineError while prompts are being queued or outputs awaited: in the middle of a
-        step nothing else can be done.
-        """
+        """Raises EngineError while another call works: in a step nothing else can be done."""
         if self._is_busy:
             raise EngineError(
                 "A logits processor, a progress bar or a signal handler called this LLM while a "
@@ -79,9 +77,7 @@ class OfflineRequests:
     def enqueue(
         self, batch: OfflineBatch, use_tqdm: bool | Callable[..., Any] = False
     ) -> list[str]:
-        """Queue prompts and return their ids. An error in one of them removes those before it from
-        the queue and is raised.
-        """
+        """Queue prompts and return their ids; an error in one removes those before it."""
         with self._working() as work:
             self._add(batch, work, use_tqdm)
         return work.ids
@@ -232,9 +228,7 @@ class OfflineBatch:
     options: BatchOptions
 
     def each(self) -> Iterable[tuple[object, Any, RequestOptions]]:
-        """(prompt, parameters, options) of each. Raises InvalidParameter for a list of another
-        length than the prompts.
-        """
+        """(prompt, parameters, options) of each. Raises InvalidParameter for a wrong length."""
         params = self.params
         one = params[0] if isinstance(params, Sequence) and params else params
         name = "pooling_params" if isinstance(one, PoolingParams) else "sampling_params"
@@ -297,9 +291,7 @@ class DeferredInterrupt:
 
 
 def options_of_each(options: BatchOptions, total: int) -> list[RequestOptions]:
-    """Return the options of each of `total` prompts. Raises InvalidParameter for a list of another
-    length.
-    """
+    """Options of each of `total` prompts. Raises InvalidParameter for a list of another length."""
     given = 0 if options.priority is None else options.priority
     priorities = _one_each("priority", given, total)
     adapters = _one_each("lora_request", options.lora_request, total)

@@ -33,9 +33,7 @@ _FORMER = {
     "guided_decoding": "Use structured_outputs=StructuredOutputsParams(...).",
     "logits_processors": "Give the engine a class that edits logits: LLM(logits_processors=[...]).",
 }
-"""Names of earlier releases of the reference, and what to do instead; programs still pass them as
-None.
-"""
+"""Names of earlier releases -> what to do instead; programs still pass them as None."""
 
 
 class CheckedMeta(msgspec.StructMeta):

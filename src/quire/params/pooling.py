@@ -55,9 +55,7 @@ GONE_TASKS = {"score": "classify", "encode": "token_embed or token_classify"}
 
 
 class QueryVectors(msgspec.Struct, frozen=True):
-    """The result of a query: fp32 `data` in the machine's byte order, of shape [D], or [n, D] for
-    its n tokens.
-    """
+    """A query's result: fp32 `data` in native byte order, [D], or [n, D] for its n tokens."""
 
     shape: tuple[int, ...]
     data: bytes
@@ -160,9 +158,7 @@ class PoolingParams(
 
     @property
     def second_text_at(self) -> int | None:
-        """The place in the prompt where the second text of a pair begins, whose tokens have type 1;
-        None: all have type 0.
-        """
+        """Place of a pair's second text, whose tokens have type 1; None: all have type 0."""
         return None if self.extra_kwargs is None else self.extra_kwargs.get(SECOND_TEXT)
 
     def comparing(self, vectors: Any) -> PoolingParams:

@@ -199,9 +199,7 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
 
     @property
     def all_stop_token_ids(self) -> set[int]:
-        """Every id that must not be drawn before `min_tokens`: the request's, and the model's once
-        an engine has it.
-        """
+        """Ids not to be drawn before `min_tokens`: the request's, and in an engine the model's."""
         return {*self._all_stop_token_ids, *(self.stop_token_ids or ())}
 
     @property

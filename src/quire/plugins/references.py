@@ -31,9 +31,7 @@ def resolve_reference(given: Any) -> Any:
 
 
 class References(Mapping[str, Any]):
-    """Values by name that are given as "module:name", each imported when it is looked up: a process
-    uses few of them.
-    """
+    """Values by name, given as "module:name" and imported when they are looked up."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = given

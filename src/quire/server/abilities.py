@@ -23,9 +23,7 @@ _GENERATES = "it generates text: /v1/chat/completions, /v1/completions, /v1/resp
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Abilities of a model that `generates`, that pools (`pooling`) and serves one task, or
-    both.
-    """
+    """Abilities of a model that `generates`, pools (`pooling`) and serves one task, or both."""
 
     pooling: PoolingFacts | None = None
     generates: bool = True

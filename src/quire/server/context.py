@@ -81,9 +81,7 @@ class Prompt:
         return sum(item.num_rows for item in items if item.modality != EMBEDS)
 
     def form_parts(self) -> Sequence[tuple[str, StructuredOutputsParams]]:
-        """The forms that the form of its output is made of, by their fields in the request; none
-        where one field has it.
-        """
+        """Forms that the output's form is made of, by their fields; none where one field has it."""
         return ()
 
     def field_at(self, pointer: str) -> str:
@@ -310,9 +308,7 @@ class Server:
         media: PromptMedia | None = None,
         output_ids: Sequence[int] = (),
     ) -> Outputs:
-        """Add one prompt to the engine as `key`, which the client knows as `shown`. Raises what
-        `start` does.
-        """
+        """Add a prompt to the engine as `key`, for the client `shown`. Raises what `start` does."""
         salt = self.salt(request, body.cache_salt) or None
         given: Any = PlacedPrompt(ids, media, cache_salt=salt)
         if output_ids:
@@ -397,9 +393,7 @@ def _priority(request: Request, asked: int | None) -> int:
 
 
 def _rank(request: Request, asked: int | None) -> int | None:
-    """The core that the client requests, by the body or by a header; a header that is not a number
-    is ignored.
-    """
+    """The core that the body or a header asks for; a header that is not a number is ignored."""
     text = request.headers.get("x-data-parallel-rank", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else asked
 

@@ -29,9 +29,7 @@ T = TypeVar("T", bound=Owned)
 
 
 class OwnedStore(Generic[T]):
-    """Keeps at most `limit` things of `max_bytes` together. The oldest make room; one that is not
-    over stays.
-    """
+    """At most `limit` things of `max_bytes` together; the oldest that are over make room."""
 
     def __init__(self, limit: int = 256, max_bytes: int = 64 * 2**20) -> None:
         self._limit = limit

@@ -24,9 +24,7 @@ from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO, TOKENS_OU
 _MOST_ADMINISTRATORS = 16
 """Connections to the port of the administration, besides streams that are taken over."""
 _TAKEN_SHARE = 4
-"""Share of all connections that streams taken over may use, one each, where clients have another
-port.
-"""
+"""Share of all connections for streams taken over, one each, where clients have another port."""
 
 _SWITCH_S = 0.5e-3
 """The longest that a thread keeps the interpreter when the loop wants it, which is after every
@@ -133,9 +131,7 @@ async def serve(
 async def make_app(
     engine: AsyncLLM, args: ServerArgs, keys: Sequence[str]
 ) -> tuple[ASGIApp, Callable[[], None]]:
-    """The app of a server that somebody else runs, with all its routes, and what ends the processes
-    that it has started.
-    """
+    """The app of a server that somebody else runs, and what ends processes that it has started."""
     plan = engine.vllm_config
     assert plan is not None, "engines for serving are made from plans"
     server = build_server(engine, engine.tokenizer, plan, args, keys)

@@ -24,9 +24,7 @@ _CHAT_FIELDS = (
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A text or a conversation to be cut into tokens. The other fields than `prompt` are those of
-    a chat completion.
-    """
+    """A text or a conversation to be cut into tokens; all but `prompt` is as in a chat."""
 
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None

@@ -36,9 +36,7 @@ _SIZE = re.compile(r"(-?\d+(?:\.\d+)?)([kKmMgGtT]?)")
 
 
 def parse_size(text: str) -> int:
-    """`text` as an integer: 8192, 8k = 8000, 8K = 8192, 1.5k = 1500; `auto` is -1. Fractions only
-    with k, m, g, t.
-    """
+    """An integer: 8k = 8000, 8K = 8192, `auto` = -1; fractions (1.5k) only with k, m, g, t."""
     if text == "auto":
         return -1
     match = _SIZE.fullmatch(text.strip())
@@ -95,16 +93,12 @@ class CommandLineOptions:
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Give `parser` a flag for every field; names that are not built are taken too, but not
-        shown in the help.
-        """
+        """Give `parser` a flag for every field, hidden for names that are not built."""
         return add_options(parser, cls)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """The options from what `argparse` made of the command line; further names in it are left
-        alone.
-        """
+        """The options in what `argparse` made of the command line; other names are left alone."""
         given = vars(args)
         names = (field.name for field in fields_of(cls))
         return cls(**{name: given[name] for name in names if name in given})
@@ -279,9 +273,7 @@ class QuireParser(argparse.ArgumentParser):
 
 
 def rewrite(words: Sequence[str]) -> list[str]:
-    """The command line with dashes in flags, and all dotted pieces of one object put together as
-    its JSON.
-    """
+    """The command line with dashes in flags, and dotted pieces of one object joined as its JSON."""
     plain: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
     rest = iter(words)

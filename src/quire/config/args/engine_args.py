@@ -40,7 +40,5 @@ class EngineArgs(EngineOptions):
     def create_speculative_config(
         self, target_model_config: object, target_parallel_config: object
     ) -> Any:
-        """The source of drafts; None where there is none. The plan decides it, from the model's
-        own files.
-        """
+        """The source of drafts, or None; the plan decides it, from the model's own files."""
         return self.create_engine_config().speculative_config

@@ -1,6 +1,4 @@
-"""`ServerArgs`: the options of the HTTP server, next to `EngineArgs` on the command line of `quire
-serve`.
-"""
+"""`ServerArgs`: options of the HTTP server, next to `EngineArgs` in the flags of `quire serve`."""
 
 from __future__ import annotations
 

@@ -25,9 +25,7 @@ _NO_COMPILER = (
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class UnbuiltArgs(ForeignArgs):
-    """Names of `EngineArgs` that are accepted at their neutral value only; the checks are in
-    `resolve()`.
-    """
+    """Names of `EngineArgs` that are accepted at their neutral value only; `resolve()` checks."""
 
     # Model
     trust_remote_code: bool = unbuilt(

@@ -6,9 +6,7 @@ from quire.errors import InvalidParameter
 
 
 def importable_name(option: str, given: str | type | None) -> str | None:
-    """The class that an option has, as "module:Class". Raises InvalidParameter for one that cannot
-    be named.
-    """
+    """An option's class, as "module:Class". Raises InvalidParameter for one without a name."""
     if given is None:
         return None
     if isinstance(given, str):

@@ -90,9 +90,7 @@ def decide_packed_weights(d: Decisions) -> None:
 
 
 def free_bytes(d: Decisions) -> int:
-    """The memory that is free now, for each core that runs here, or where workers share its layers
-    for each of these.
-    """
+    """The memory that is free now, for each core here, or each worker where these share layers."""
     # all of them start now, and each would take what is free
     shares: int = num_cores_here(d) * min(d.value("tensor_parallel_size"), num_workers_here(d))
     return d.machine.free_memory_bytes // shares

@@ -32,9 +32,7 @@ _LARGEST_CPU_SHARE = 0.9
 gpu_memory_utilization says otherwise.
 """
 _GPU_SHARE = 0.9
-"""Share of the GPU's free memory that an engine takes; the rest is for other programs and for
-libraries.
-"""
+"""Share of the GPU's free memory for an engine; the rest is for libraries and other programs."""
 
 
 def decide_memory(d: Decisions, length: int | None) -> None:

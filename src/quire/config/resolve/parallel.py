@@ -12,9 +12,7 @@ INTERNAL, HYBRID, EXTERNAL = "internal", "hybrid", "external"
 
 
 def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
-    """Fix the fields data_parallel_*. Raises InvalidParameter for arguments that contradict each
-    other.
-    """
+    """Fix the fields data_parallel_*. Raises InvalidParameter where arguments contradict."""
     args, size = d.args, d.requested("data_parallel_size")
     if args.node_rank >= args.nnodes:
         allowed = f"the machines of nnodes={args.nnodes} begin with 0"

@@ -1,6 +1,4 @@
-"""Whether prompts, and pictures in them, may be embeddings, and where outputs of encoders are kept
-outside of the engine.
-"""
+"""Decides whether prompts may be embeddings, pictures too, and where encoders' outputs are kept."""
 
 from __future__ import annotations
 

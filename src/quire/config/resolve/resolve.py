@@ -330,9 +330,7 @@ def _decide_output(d: Decisions, installed_processors: Sequence[str]) -> None:
 
 
 def _decide_processors(d: Decisions, installed: Sequence[str]) -> None:
-    """Decide the logits processors: those of installed packages come first, where tokens are
-    drawn.
-    """
+    """Decide the logits processors where tokens are drawn; installed packages' come first."""
     given = tuple(d.args.logits_processors or ())
     why = "logits_processors" + (" were given" if given else ": none")
     if installed and d.value("generates"):
@@ -341,9 +339,7 @@ def _decide_processors(d: Decisions, installed: Sequence[str]) -> None:
 
 
 def _decide_io_processor(d: Decisions) -> None:
-    """Decide the plugin: the option goes before config.json, in which a model may name the one that
-    it needs.
-    """
+    """Decide the plugin: the option's, else the one that the model's config.json names."""
     named = d.model.hf_config.get("io_processor_plugin")
     if d.args.io_processor_plugin is not None or named is None:
         d.requested("io_processor_plugin")

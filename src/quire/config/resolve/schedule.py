@@ -20,9 +20,7 @@ _QUEUED_TOKENS = 2**22
 
 
 def decide_schedule(d: Decisions) -> int | None:
-    """Fix everything of the schedule and give back the longest context; None: whatever fits in
-    memory.
-    """
+    """Fix the schedule and give back the longest context; None: whatever fits in memory."""
     length = _length(d)
     # memory decides later, which needs the budget of steps: until then the model's limit bounds it
     bound = length if length is not None else length_limit(d)
@@ -136,9 +134,7 @@ def _loses_routed_experts(d: Decisions) -> bool:
 
 
 def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
-    """Fix max_num_seqs and max_num_batched_tokens; a default bends to what was given, never the
-    other way round.
-    """
+    """Fix max_num_seqs and max_num_batched_tokens; defaults bend to what was given."""
     given_tokens, given_seqs = d.args.max_num_batched_tokens, d.args.max_num_seqs
     seqs = _DEFAULT_SEQS if given_seqs is None else given_seqs
     tokens, why = _tokens(given_tokens, seqs, length, chunked, *_default_tokens(d))

@@ -11,9 +11,7 @@ _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 class ConfigJson:
-    """Reads a config.json by attributes; nested objects are such objects, too. It changes nothing:
-    what it gives is a copy.
-    """
+    """Reads a config.json by attributes, nested objects too; what it gives is a copy."""
 
     __slots__ = ("_values",)
 

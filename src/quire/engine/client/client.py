@@ -62,9 +62,7 @@ class CoreStatus:
         return EngineStatusType.HEALTHY if self.is_ready(limit_s) else EngineStatusType.UNHEALTHY
 
     def is_ready(self, limit_s: float) -> bool:
-        """Whether it makes progress: it has started, and if it has work, completed a step within
-        `limit_s`.
-        """
+        """Whether it has started and, if it has work, completed a step within `limit_s`."""
         is_idle = not self.has_work
         return self.is_started and self.is_alive(limit_s) and (is_idle or self.step_age_s < limit_s)
 

@@ -16,9 +16,7 @@ REPEATABLE = frozenset(name for name, method in UTILITIES.items() if method.is_r
 
 
 class ControlState:
-    """Whether the engine is paused and asleep, and which adapters it has, by the calls that have
-    succeeded.
-    """
+    """Whether the engine is paused and asleep, and its adapters, by calls that have succeeded."""
 
     def __init__(self) -> None:
         self._calls: dict[str, list[Utility[Any]]] = {"paused": [], "asleep": []}
@@ -27,9 +25,7 @@ class ControlState:
         """The last call of each name that has not been dropped."""
 
     def note(self, call: Utility[Any], answer: object) -> None:
-        """Record a call that succeeded; the answer False means that it has ended only a part of the
-        state.
-        """
+        """Record a call that succeeded; the answer False: it has ended only a part of the state."""
         method = UTILITIES[call.method]
         for name in method.drops(*call.args):
             self._kept.pop(name, None)

@@ -39,9 +39,7 @@ def status_of(connection: CoreConnection) -> CoreStatus:
 
 
 def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_turn_s: float) -> str:
-    """The reason why a core counts as hung at the time `now` (of `time.monotonic`); empty if it
-    does not.
-    """
+    """The reason why a core counts as hung at `now` (of `time.monotonic`), or "" if it does not."""
     quiet_s = now - connection.last_sign
     # nothing of it can be measured here before it has joined
     if not connection.has_joined:

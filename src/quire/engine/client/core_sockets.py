@@ -101,9 +101,7 @@ class CoreConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether, by its last heartbeat, it has taken all messages and has no work, and all that
-        it sent has arrived.
-        """
+        """Whether, by its last heartbeat, it has no work and nothing is on its way either way."""
         beat = self.heartbeat
         has_taken_all = beat.num_taken == self.num_sent and beat.num_sent == self.order.num_taken
         return has_taken_all and not beat.has_work
@@ -135,9 +133,7 @@ class CoreSockets:
     """
 
     def __init__(self, to_cores: str, from_cores: str, keys: ClusterKeys | None = None) -> None:
-        """The endpoints are those that cores connect to. With `keys`, only cores that know the
-        secret can.
-        """
+        """Endpoints that cores connect to; with `keys`, only those that know the secret can."""
         self._keys = keys
         self._context = zmq.Context(io_threads=1)
         self.to_cores = self._bound(zmq.ROUTER, to_cores)
@@ -209,9 +205,7 @@ class CoreSockets:
             self.take_ready()  # sending can consume the signal that a READY has come
 
     def begin_call(self, utility: Utility[Any], engine_indices: Iterable[int]) -> Future[Any]:
-        """Call these cores; the future gets their combined answer. Raises NotEncodable for an
-        argument that cannot be sent.
-        """
+        """Call cores; the future gets their one answer. Raises NotEncodable for an argument."""
         targets = list(engine_indices)
         call_id, future = self._calls.begin(utility, targets)
         try:

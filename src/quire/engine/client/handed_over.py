@@ -106,9 +106,7 @@ class HandedOver:
         self._announce()
 
     def send_again(self, handles: Iterable[int]) -> None:
-        """Send streams to cores anew after a drain that has failed: cores may have dropped some,
-        and none stays away.
-        """
+        """Send streams anew after a drain that has failed: cores may have dropped some."""
         for handle in handles:
             if handle in self:
                 self.take_back([handle])

@@ -123,9 +123,7 @@ class InprocClient(HasCounterparts, WorkerVerbs, BlockingFace):
         return CoreStatus(engine_index, 0, os.getpid(), not self._is_closed, True, has_work)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """`timeout`: a core in this process runs only while its outputs are asked for, so its
-        requests end now.
-        """
+        """Requests end now, whatever `timeout`: the core runs only while outputs are asked for."""
         self._is_closed = True
         self.engine_core.shutdown()
 
@@ -135,9 +133,7 @@ class InprocClient(HasCounterparts, WorkerVerbs, BlockingFace):
 
 
 def build_client(plan: EnginePlan) -> InprocClient:
-    """Build an engine core in this process, ready to serve. Its threads are bound, the calling one
-    is not.
-    """
+    """Build an engine core in this process, ready to serve; only its own threads are bound."""
     plan = of_core(plan, 0)
     with bound_thread(cpus_of_core(plan)):
         return InprocClient(build_core(plan))

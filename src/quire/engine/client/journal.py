@@ -100,9 +100,7 @@ class CoreJournal:
     # requests come and go
 
     def add(self, request: EngineCoreRequest) -> bool:
-        """Keep a request, or further input for one. Whether it may be sent now; otherwise `due`
-        returns it when it may.
-        """
+        """Keep a request, or input for one; False: it may not be sent before `due` returns it."""
         handle = request.handle
         if request.continues:
             return self._continue(request)
@@ -120,9 +118,7 @@ class CoreJournal:
             self._clear(handle)
 
     def take(self, outputs: EngineCoreOutputs) -> None:
-        """Note outputs of the core, and remove from them what an earlier incarnation has reported
-        already.
-        """
+        """Note outputs, and remove from them what an earlier incarnation has reported already."""
         if outputs.handles or outputs.finished:
             self._has_progress = True
             self._note_tokens(outputs)
@@ -135,9 +131,7 @@ class CoreJournal:
             self.drop(end.handle)
 
     def due(self) -> list[EngineCoreRequest]:
-        """The messages to send now, in this order. To be called after a restart, and after `take`
-        and `drop` while requests wait.
-        """
+        """Messages to send now, in this order: after a restart, and after `take` and `drop`."""
         if self._is_down or self._awaited:
             return []
         found: list[EngineCoreRequest] = []

@@ -138,9 +138,7 @@ class KeptMedia:
                 self.num_bytes -= kept.nbytes
 
     def remake(self, engine_index: int, request: EngineCoreRequest) -> Remaking:
-        """Begin to make the media of a kept request again, for a core. Raises what a source raises
-        at once.
-        """
+        """Make a kept request's media again, for a core. Raises what a source raises at once."""
         items: list[MediaItem] = [] if request.media is None else request.media.items
         made = [self._kept[item.digest].source.make_inputs() for item in items]
         return Remaking(engine_index, request, made)

@@ -169,9 +169,7 @@ class AsyncMPClient(MPClient):
         self._arrival: asyncio.Future[None] | None = None
 
     async def get_output(self) -> EngineCoreOutputs:
-        """The next outputs; waits until there are some. Empty when a core has just died that will
-        be restarted.
-        """
+        """Wait for the next outputs; empty when a core has just died that will be restarted."""
         while True:
             self._require_open()
             loop = self._attach()

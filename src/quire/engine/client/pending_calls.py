@@ -99,9 +99,7 @@ def not_encodable(utility: Utility[Any], error: NotEncodable) -> InvalidParamete
 def request_not_encodable(
     encode: Callable[[object], object], request: EngineCoreRequest, error: NotEncodable
 ) -> InvalidParameter:
-    """The error of a request with a value that cannot be sent to another process, by the name of
-    its field.
-    """
+    """The error of a request with a value that cannot be sent, by the name of its field."""
     for name, value in [*_items(request), *_items(request.params)]:
         if value is not request.params:
             try:

@@ -129,9 +129,7 @@ class RemoteCores:
         self.send_request(request, self.payload_of(request))
 
     def payload_of(self, request: EngineCoreRequest) -> list[Frame]:
-        """A request as it is sent, without the sources of its media. Raises InvalidParameter for a
-        value that cannot be.
-        """
+        """A request as sent, without its media's sources. Raises InvalidParameter."""
         if request.media is not None and request.media.sources:
             request = msgspec.structs.replace(request, media=request.media.without_sources())
         try:
@@ -144,9 +142,7 @@ class RemoteCores:
         self.sockets.send(self.assign(request), _Kind.ADD, payload, request.handle)
 
     def assign(self, request: EngineCoreRequest) -> int:
-        """The core that has the request's handle or, from now on, the one that is chosen for it.
-        Raises what `add_request` raises.
-        """
+        """The core that has the handle, or is chosen for it now. Raises what `add_request` does."""
         engine_index = self._owners.get(request.handle)
         if engine_index is None:
             engine_index = self._owners[request.handle] = self._choose(request)
@@ -154,9 +150,7 @@ class RemoteCores:
         return engine_index
 
     def _choose(self, request: EngineCoreRequest) -> int:
-        """Choose the core: the only one, the rank that the request is pinned to, or the balancer's
-        choice.
-        """
+        """Choose the only core, the rank that a request is pinned to, or the balancer's choice."""
         pinned = request.data_parallel_rank
         if pinned is None:
             serving = [index for index in self._serving() if index not in self.leaving]
@@ -239,9 +233,7 @@ class RemoteCores:
             connection.stats = stats
 
     def begin_call(self, utility: Utility[T]) -> Future[T]:
-        """Call every core; the future gets their combined answer, or EngineDeadError when one of
-        them dies.
-        """
+        """Call all cores; the future gets their one answer, or EngineDeadError when one dies."""
         try:
             return self.sockets.begin_call(utility, self._serving())
         except NotEncodable as error:
@@ -302,9 +294,7 @@ class RemoteCores:
         return handles
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """End the cores; requests may finish for `timeout_s` seconds. Idempotent; leaves no process
-        and no socket.
-        """
+        """End the cores after at most `timeout_s`; no process or socket is left. Idempotent."""
         if self._is_closed or not self.is_ours:
             return
         self._is_closed = True

@@ -27,9 +27,7 @@ _TICK_NS = 100_000_000
 """Resolution of file times: a file that changed within it may change again and keep its time."""
 
 Signature = tuple[tuple[int, ...] | None, ...]
-"""Inode, size, time of change of the contents and time of change of the inode, of each file; None
-for a missing file.
-"""
+"""Inode, size and times of change of contents and inode of each file; None: it is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +42,7 @@ class ReadAdapter:
 
 
 def signature_of(folder: str) -> Signature | None:
-    """Signature of the files in a folder, by which they differ from others; None if none can be
-    seen.
-    """
+    """Signature of a folder's files, by which they differ from others; None if none is seen."""
     found: list[tuple[int, ...] | None] = []
     for name in _FILES:
         try:

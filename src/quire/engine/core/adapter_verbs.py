@@ -23,9 +23,7 @@ class AdapterVerbs:
         return next((each for each in self.features if isinstance(each, AdapterStore)), None)
 
     def check_lora(self, folder: str) -> None:
-        """Raise RequestError for an adapter that cannot be used, as far as that shows before its
-        values are read.
-        """
+        """Raise RequestError for an adapter that cannot be used, before its values are read."""
         self._require_adapters().check(folder)
 
     def add_lora(self, name: str, lora_id: int, folder: str, again: bool = False) -> Future[bool]:

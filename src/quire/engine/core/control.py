@@ -256,9 +256,7 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
     # streams that go on elsewhere
 
     def get_origin(self) -> list[str]:
-        """The root of the K/V and the name of the model, "" where they are not known: weights have
-        changed.
-        """
+        """The K/V's root and the model's name, "" where weights have changed: they are unknown."""
         if self.weight_version != FIRST_VERSION or self._has_changed:
             return ["", ""]
         names = self.executor.collective_rpc("name_origin", (), {})

@@ -113,9 +113,7 @@ class EngineCore(CoreControl):
         self.take_in(request)
 
     def take_in(self, request: EngineCoreRequest) -> None:
-        """As `add_request`, for a request that has been decoded: it has a handle, and its fields
-        are of their types.
-        """
+        """As `add_request`, for a decoded request: with a handle, and fields of their types."""
         # a core that was asked to drain or failed an update answers at once instead of queueing
         # what never runs
         if self.refusal is not None:
@@ -280,9 +278,7 @@ class EngineCore(CoreControl):
         return outputs
 
     def report(self) -> EngineCoreOutputs:
-        """Outputs without a step: the lengths of the queues, and the requests that ended without
-        one.
-        """
+        """Outputs without a step: the queues' lengths, and requests that ended without one."""
         return self._outputs(SchedulerOutput(), None)
 
     def step_with_batch_queue(self) -> EngineCoreOutputs:

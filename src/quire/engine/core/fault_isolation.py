@@ -118,9 +118,7 @@ class FaultBoundary:
         step.parts.append((plan, launched))
 
     def _only_change(self, step: GuardedStep, plan: StepPlan) -> None:
-        """Apply only the plan's changes of rows, which later steps rely on: none of its tokens can
-        run.
-        """
+        """Apply only the plan's changes of rows, on which later steps rely: no token can run."""
         try:
             self._start(step, plan)
         except (EngineDeadError, EarlierFailure):

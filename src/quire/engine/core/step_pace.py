@@ -1,6 +1,4 @@
-"""Bounds the prompts of a step while streams wait for it, by a latency goal and the measured times
-of steps.
-"""
+"""Bounds a step's prompts while streams wait, by a latency goal and the measured times of steps."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ logger = logging.getLogger(__name__)
 _RATE = 0.5
 """Share of the error that each step corrects."""
 _SPAN = 4096.0
-"""Positions that make one unit of attention, so that the three coefficients are of one order of
-magnitude.
-"""
+"""Positions that make one unit of attention: all coefficients are of one order of magnitude."""
 _BASE_SHARE = 0.25
 """Weight of the base in correcting a step with prompts, where its tokens have 1: the base is learnt
 from steps without prompts.
@@ -42,9 +38,7 @@ takes the whole step. Four-bit weights are read so fast that even a few rows are
 arithmetic, and prompts pay none of that.
 """
 _LEAST_PROMPTS = 2.0
-"""Shortest step with prompts, as a multiple of a decoding step, so that prompts get at least half
-of its time.
-"""
+"""Shortest step with prompts, in decoding steps, so that prompts get half of its time or more."""
 _FORGETTING = 1.01
 """Growth per decoding step of the shortest time of one, so that a slower machine is noticed."""
 

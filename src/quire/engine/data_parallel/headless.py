@@ -1,6 +1,4 @@
-"""A machine without a front end: its cores, or its ranks of a core, serve one elsewhere for as long
-as that lives.
-"""
+"""A machine without a front end: its cores, or its ranks, serve one elsewhere while that lives."""
 
 from __future__ import annotations
 

@@ -70,9 +70,7 @@ class EngineAttributes(HasCounterparts):
         return self.front_end.outputs.num_unfinished
 
     def get_metrics(self) -> list[Metric]:
-        """Totals since the start and the state of the queues. Raises EngineError when statistics
-        are off.
-        """
+        """Totals since the start, and the queues. Raises EngineError when statistics are off."""
         if not self._is_logging:
             raise EngineError("Statistics are off: make the engine with disable_log_stats=False.")
         return self.front_end.stats.metrics()

@@ -201,9 +201,7 @@ class FrontEnd(Generic[Client]):
         prompt: Any,
         params: SamplingParams,
     ) -> None:
-        """Send the first part of a prompt that comes in parts, whose message is `opened`. Raises
-        RequestErrors.
-        """
+        """Send the first part of a prompt, in the message `opened`. Raises RequestErrors."""
         request, text = self.inputs.process(
             prompt,
             params,
@@ -361,9 +359,7 @@ class FrontEnd(Generic[Client]):
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> Processed:
-        """Abort requests past their deadline (finish reason "abort", stop reason "timeout"), and
-        return their last outputs.
-        """
+        """Abort requests past their deadline (stop reason "timeout"); their last outputs."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= now:
             late.append(heapq.heappop(self._deadlines)[1])

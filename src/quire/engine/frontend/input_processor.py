@@ -152,9 +152,7 @@ class KindOfInputs(Protocol):
 
 
 class InputProcessor(HasCounterparts):
-    """Checks and completes requests, each by what its parameters are: with `generation`, or as
-    those of a pooling request.
-    """
+    """Checks and completes requests by what their parameters are: `generation`, or pooling."""
 
     def __init__(
         self,
@@ -254,9 +252,7 @@ class InputProcessor(HasCounterparts):
         return LoadedPrompt(prompt, await self.pictures.loaded(media))
 
     def chat_prompt(self, messages: Any, render: Callable[..., str]) -> Any:
-        """The prompt of a conversation, which `render` makes a text of; with its pictures, where
-        the engine takes some.
-        """
+        """A conversation as a prompt, by `render`, with pictures where the engine takes some."""
         if self.embeds is not None:
             from quire.engine.frontend.embeds.chat import EmbeddedChat, has_embeds
 
@@ -479,9 +475,7 @@ class GenerationInputs:
         return EngineCoreRequest(params=own, seed=self._seed_of(own), **known)
 
     def _own_params(self, params: SamplingParams) -> SamplingParams:
-        """Copy the parameters, check them against the model, and fill in everything that ends a
-        request.
-        """
+        """Copy the parameters, check them against the model, and add all that ends a request."""
         own = params.clone()
         own.validate()
         _refuse_unbuilt_params(own)
@@ -524,9 +518,7 @@ class GenerationInputs:
         own.structured_outputs = self.check_form(form)
 
     def check_form(self, form: StructuredOutputsParams) -> StructuredOutputsParams:
-        """Return a form completed with the engine's settings. Raises InvalidParameter for one that
-        cannot be served.
-        """
+        """A form with the engine's settings. Raises InvalidParameter for one that is not served."""
         if self._forms is None:
             hint = "Give an engine with a tokenizer."
             allowed = "the engine has no tokenizer"

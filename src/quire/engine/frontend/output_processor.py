@@ -122,9 +122,7 @@ class OutputProcessor(HasCounterparts):
         self.num_queued_tokens += len(group.prompt_token_ids)
 
     def process(self, outputs: EngineCoreOutputs) -> Processed:
-        """Process one step of the core. Costs a few microseconds per token; for FINAL_ONLY the text
-        is decoded later.
-        """
+        """Process a step: a few microseconds per token; FINAL_ONLY has its text decoded later."""
         processed = Processed([], [], [], {})
         stats = self._new_stats(outputs, processed)
         self._note_starts(outputs, stats)

@@ -86,9 +86,7 @@ class RequestOutputCollector(HasCounterparts):
         self._wake()
 
     def get_nowait(self) -> RequestOutput | None:
-        """Return everything new as one output, None if there is nothing. Raises an error that was
-        put.
-        """
+        """Everything new as one output; None: there is nothing. Raises an error that was put."""
         if self._error is not None:
             raise self._error
         output = self._output

@@ -1,6 +1,4 @@
-"""The tokens of one completion and their text, independent of how the tokens are grouped into
-steps.
-"""
+"""The tokens of one completion and their text, however the tokens are grouped into steps."""
 
 from __future__ import annotations
 

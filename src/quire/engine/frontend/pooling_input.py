@@ -107,9 +107,7 @@ def _complete_steps(own: PoolingParams, pooler: PoolerSpec) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Keeps at most `limit` tokens of a prompt: its last ones where the side to cut is "left", else
-    its first.
-    """
+    """Keeps at most `limit` tokens of a prompt: the last ones if "left" is cut, else the first."""
 
     limit: int
     side: str
@@ -146,9 +144,7 @@ def take_truncation(
 
 
 def with_truncation(kwargs: Mapping[str, Any] | None, asked: int) -> Mapping[str, Any]:
-    """The arguments of the tokenizer with the truncation that parameters ask for; one that is among
-    the arguments rules.
-    """
+    """Arguments of the tokenizer, with the truncation of the parameters where they have none."""
     return {TRUNCATE: asked, **(kwargs or {})}
 
 
@@ -163,9 +159,7 @@ def padded(ids: list[int], length: int, tokenizer: Tokenizer) -> list[int]:
 
 
 class PoolingInputs:
-    """Makes the messages of requests with PoolingParams, whose prompts may be as long as the model
-    takes.
-    """
+    """Makes the messages of requests with PoolingParams; prompts may fill the whole model."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, facts: PoolingFacts, *, vocab_size: int, max_len: int

@@ -159,9 +159,7 @@ class RequestState:
     def take_in(
         self, ids: Sequence[int], ends_request: bool, frame: LogprobFrame | None, position: int
     ) -> str | None:
-        """Add the ids at `position` of a step's output; return the stop string that they complete,
-        if any.
-        """
+        """Add the ids at `position` of a step; returns the stop string that they complete."""
         if self.logprobs is None or frame is None:
             return self.text.feed(ids, ends_request)
         token_ids = self.text.token_ids
@@ -285,9 +283,7 @@ def finished_stats(
     num_cached_tokens: int,
     max_tokens: int | None,
 ) -> FinishedRequestStats:
-    """The figures of a completion that ends at `now` (wall clock); `times` gets the
-    preemptions.
-    """
+    """The figures of a completion that ends at `now` (wall clock); `times` gets preemptions."""
     times.num_preemptions = end.num_preemptions
     times.is_corrupted = end.num_nans_in_logits > 0
     scheduled, first, last = times.scheduled_ts, times.first_token_ts, times.last_token_ts

@@ -28,9 +28,7 @@ ScoredText: TypeAlias = str | Content
 
 
 def text_or_content(name: str, given: Mapping[str, Any]) -> ScoredText:
-    """The text of `{"text": ...}`, or of `{"content": [...]}`, whose parts may be of media. Raises
-    InvalidParameter.
-    """
+    """The text of `{"text": ...}` or `{"content": [...]}`. Raises InvalidParameter."""
     if given.keys() == {"text"} and isinstance(given["text"], str):
         return given["text"]
     parts = given.get("content")
@@ -89,17 +87,13 @@ def _texts(name: str, given: object) -> list[Any]:
 
 
 def has_document_first(facts: PoolingFacts, template: str | None) -> bool:
-    """Whether the prompt of a pair has its document, and what pictures that has, before its
-    query.
-    """
+    """Whether a pair's prompt has the document, and what pictures that has, before the query."""
     return template is None and facts.pooler.pair is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TextsRead:
-    """Numbers of tokens of a pair's two texts that are read (0: all), and the parameters without
-    them.
-    """
+    """Tokens of a pair's two texts that are read (0: all), and the parameters without them."""
 
     limits: tuple[int, ...]
     params: PoolingParams
@@ -119,9 +113,7 @@ class TextsRead:
         return cls(limits, own, facts.lowers_input)
 
     def cut(self, tokenizer: Tokenizer, text: str, which: int) -> str:
-        """Return the part of the first or the second text that its first `limits[which]` tokens
-        stand for.
-        """
+        """The part of text `which`, 0 or 1, that its first `limits[which]` tokens stand for."""
         text = text.lower() if self.lowers else text
         limit = self.limits[which]
         return tokenizer.beginning(text, limit) if limit else text

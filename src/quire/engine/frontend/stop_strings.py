@@ -35,9 +35,7 @@ class StopStringFinder:
         self._tail = self._end_of(self._tail + text)
 
     def feed(self, text: str) -> StopMatch | None:
-        """Return the first match that ends within `text`, which continues the earlier text; None
-        without a match.
-        """
+        """The first match that ends within `text`, which goes on from the earlier text, or None."""
         tail = self._tail
         window = tail + text
         best: tuple[str, int, int] | None = None

@@ -49,9 +49,7 @@ class TakenOver:
         return len(self.streams)
 
     def begin(self, request: EngineCoreRequest, deliver: Deliver) -> int:
-        """Go on with a stream; returns its handle here. Raises what a client's `add_request`
-        does.
-        """
+        """Go on with a stream; returns its handle. Raises what a client's `add_request` does."""
         number = self._free_number()
         handle = number << CLIENT_SHIFT
         self.streams[number] = deliver

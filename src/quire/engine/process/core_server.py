@@ -155,9 +155,7 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         self._report_queue()
 
     def _report_queue(self) -> None:
-        """Send the statistics where no step follows whose outputs would have them, as while the
-        core is paused.
-        """
+        """Send statistics where no step's outputs follow, as while the core is paused."""
         if self._message.plan.serving.log_stats and not self.core.has_work:
             self._send(self.core.report())
 

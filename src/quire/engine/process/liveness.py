@@ -1,6 +1,4 @@
-"""The thread of a core process that sends heartbeats, and that ends the process when its front end
-has exited.
-"""
+"""The thread of a core process that sends heartbeats, and ends the process after its front end."""
 
 from __future__ import annotations
 

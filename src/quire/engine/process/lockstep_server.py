@@ -139,9 +139,7 @@ class DPEngineCoreProc(EngineCoreProc):
     # messages to the coordinator
 
     def _on_waiting(self) -> None:
-        """We wait for the others: their turn is long, not ours, or they missed the start of the
-        wave.
-        """
+        """We wait for the others: their turn is long, or they missed the start of the wave."""
         self._turn_began = time.monotonic()
         self._ask()
 

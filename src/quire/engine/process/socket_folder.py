@@ -18,9 +18,7 @@ _HELD: dict[Path, int] = {}
 
 
 def make_socket_folder() -> Path:
-    """A new folder that only this user may enter (mode 0700); folders whose process was killed are
-    removed on the way.
-    """
+    """A new folder of mode 0700; folders whose process was killed are removed on the way."""
     root = Path(tempfile.gettempdir())
     for old in root.glob(f"{_PREFIX}*"):
         with left_behind(old) as is_left:

@@ -43,9 +43,7 @@ class StepBoard:
         self._written: Collection[int] | None = None
 
     def write(self, handles: Collection[int]) -> None:
-        """Write the requests of the steps that run from now on. The object that was written last is
-        not written again.
-        """
+        """Write the requests of the steps that run from now on; the same object is written once."""
         if handles is self._written:
             return
         self._written = handles
@@ -71,9 +69,7 @@ def board_path(folder: Path, engine_index: int, incarnation: int) -> Path:
 
 
 def read_step_board(path: Path) -> frozenset[int] | None:
-    """Read a core's last entry; None if it is incomplete, or cannot be read. Without any it had no
-    requests.
-    """
+    """A core's last entry; None: incomplete or unreadable. Without any it had no requests."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

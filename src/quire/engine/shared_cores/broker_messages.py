@@ -19,9 +19,7 @@ ABORT = EngineCoreRequestType.ABORT.value
 UTILITY = EngineCoreRequestType.UTILITY.value
 
 REPORT, ANSWER = bytes([16]), bytes([17])
-"""Kinds of messages to the broker: a `ServerReport`, the `UtilityOutput` of a call of the
-broker.
-"""
+"""Kinds of messages to the broker: a `ServerReport`, the `UtilityOutput` of its call."""
 
 OUTPUTS, STATUS, DEAD = (bytes([code]) for code in range(32, 35))
 """Kinds of messages to a server: `EngineCoreOutputs` with its part of a step or the answer to its

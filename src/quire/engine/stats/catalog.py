@@ -102,8 +102,6 @@ HISTOGRAMS: Mapping[str, Sequence[float] | None] = {
 def histogram_bounds(
     given: Mapping[str, Sequence[float]], sizes: Sequence[float]
 ) -> dict[str, Sequence[float]]:
-    """Return the bounds of each histogram: those `given` for its family, else its own, else
-    `sizes`, the bounds of lengths.
-    """
+    """Bounds of each histogram: `given` for its family, its own, or `sizes`, those of lengths."""
     chosen = {name: given[family] for family in given for name in FAMILIES[family]}
     return {name: chosen.get(name) or own or sizes for name, own in HISTOGRAMS.items()}

@@ -28,9 +28,7 @@ from quire.processes.codec import (
 logger = logging.getLogger(__name__)
 
 _HEAD = struct.Struct("<cqI")
-"""A message begins with its kind, its subject (as in `CoreHeader`) and the number of its frames,
-then come their lengths.
-"""
+"""Head of a message: kind, subject (as in `CoreHeader`), number of frames; their lengths follow."""
 MOST_BYTES = 2**31
 """Bytes that a message may have."""
 

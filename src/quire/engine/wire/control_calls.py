@@ -24,9 +24,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Utility(Generic[T]):
-    """A call of a core's method that gives a T. `timeout_s` is how long the caller waits (None: as
-    long as it takes).
-    """
+    """A call of a core's method that gives a T; the caller waits `timeout_s` (None: for ever)."""
 
     method: str
     args: tuple[Any, ...] = ()
@@ -127,9 +125,7 @@ class Verb(Generic[P, T]):
 
 
 def _shown_as(make: Callable[..., Any], method: Method) -> Method:
-    """`method` with the name, docstring and signature of `make`, but what it returns is the T of
-    `Utility[T]`.
-    """
+    """`method` with the name, docstring and signature of `make`; returns the T of `Utility[T]`."""
     update_wrapper(method, make)
     signature = inspect.signature(make, eval_str=True)
     [answer] = get_args(signature.return_annotation)

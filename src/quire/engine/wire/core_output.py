@@ -261,9 +261,7 @@ def _joined(outputs: Sequence[EngineCoreOutput]) -> LogprobColumns | None:
 
 
 def give_handles(columns: Columns, find: Callable[[str], int | None]) -> None:
-    """Put the handles that `find` knows in place of those that stand for names, which are
-    negative.
-    """
+    """Put handles that `find` knows in place of those that stand for names, negative ones."""
     known = {old: find(name) for old, name in columns.names.items() if old < 0}
     handles = {old: new for old, new in known.items() if new is not None}
     columns.handles = [handles.get(handle, handle) for handle in columns.handles]

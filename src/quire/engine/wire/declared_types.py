@@ -153,9 +153,7 @@ def _of_hint(hint: Any) -> DeclaredType:
 
 
 def _of(info: declared.Type, *, is_exact: bool) -> DeclaredType:
-    """The check that a declaration stands for. `is_exact`: only the very classes that a decoder
-    makes.
-    """
+    """The check of a declaration. `is_exact`: only the very classes that a decoder makes."""
     if isinstance(info, declared.UnionType):
         return _joined([_of(each, is_exact=is_exact) for each in info.types])
     if isinstance(info, declared.AnyType):

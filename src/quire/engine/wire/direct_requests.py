@@ -43,9 +43,7 @@ class DirectRequests:
         return own
 
     def handles_of(self, ids: Sequence[int | str]) -> Sequence[int]:
-        """The handles that are meant, by themselves or by the names of direct requests. Raises
-        InvalidType for anything else.
-        """
+        """The handles that ids are, or that are named so. Raises InvalidType for anything else."""
         if {int}.issuperset(map(type, ids)):
             return ids  # type: ignore[return-value]
         found: list[int] = []

@@ -26,9 +26,7 @@ class Documented(msgspec.StructMeta):
     """
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
-        """Make a message. Positional fields are those of the reference; fields by name may be the
-        base class's own.
-        """
+        """Make a message: positional fields are the reference's, those by name of either."""
         if args or not cls.documented.isdisjoint(fields):  # type: ignore[attr-defined]
             return cls.make(*args, **fields)  # type: ignore[attr-defined]
         return cls.make_own(**fields)  # type: ignore[attr-defined]

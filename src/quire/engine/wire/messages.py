@@ -59,9 +59,7 @@ class EngineCoreRequestType(enum.Enum):
     UTILITY = b"\x03"
     """A UtilityRequest."""
     EXECUTOR_FAILED = b"\x04"
-    """A worker in a process of its own has died; on the pipe between the threads of a core, never
-    on a socket.
-    """
+    """A worker's process has died; on the pipe between threads of a core, never on a socket."""
     WAKEUP = b"\x05"
     """Nothing but a reason to look; on the pipe between the threads of a core, never on a socket.
     """
@@ -177,9 +175,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Names of the LoRA adapters of these requests."""
     num_draft_tokens: int = 0
     num_accepted: list[int] = []
-    """Counts of steps by the number of a request's drafts that were right; [] where none were
-    verified.
-    """
+    """Steps by the number of a request's drafts that were right; [] where none were verified."""
     external_prefix_cache_queries: int = 0
     external_prefix_cache_hits: int = 0
     """Tokens that the pool had not, and those of them that were loaded from outside of it."""
@@ -439,9 +435,7 @@ class StartWave(msgspec.Struct, array_like=True, gc=False):
 
 
 class Counts(msgspec.Struct, array_like=True, gc=False):
-    """The coordinator to front ends: what each core has to do, and the wave that they are in or
-    come to next.
-    """
+    """The coordinator to front ends: each core's work, and the wave they are in or come to."""
 
     stats: dict[int, SchedulerStats] = {}
     wave: int = 0

@@ -28,9 +28,7 @@ FINISH_REASON_STRINGS = tuple(map(str, FinishReason))
 
 
 class EngineCoreEventType(enum.IntEnum):
-    """The events of a request in a core: the core got it, gave it a row for the first time, took
-    the row away.
-    """
+    """Events of a request in a core: it came, got a row for the first time, lost the row."""
 
     QUEUED = 1
     SCHEDULED = 2

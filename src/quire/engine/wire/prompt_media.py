@@ -44,9 +44,7 @@ class PromptMedia(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
 
 
 class PlacedPrompt(NamedTuple):
-    """A prompt as ids with its media, if it has some, in their places; `text`: what it was made of,
-    if known.
-    """
+    """A prompt as ids with its media in their places; `text`: what it was made of, if known."""
 
     token_ids: list[int]
     media: PromptMedia | None

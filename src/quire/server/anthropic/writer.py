@@ -37,9 +37,7 @@ class MessageWriter:
         self._arguments = ""
 
     def take(self, output: RequestOutput) -> Iterator[EventData]:
-        """The events of a delta. The message starts with the first one, which tells how much of the
-        prompt was cached.
-        """
+        """A delta's events; the first starts the message, and tells how much was cached."""
         [completion] = output.outputs
         self._count_cached(output)
         if not self._has_begun:

@@ -42,9 +42,7 @@ class InvalidLine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that is not blank. `number` counts from 1; `data` is None where the line was larger
-    than is read.
-    """
+    """A line that is not blank, by its number from 1; `data` None: it was larger than is read."""
 
     number: int
     digest: str
@@ -52,9 +50,7 @@ class Line:
 
     @property
     def id(self) -> str:
-        """The name of its result: place and content, so that a result is never taken for
-        another's.
-        """
+        """Name of its result: place and content, so that a result is never another's."""
         return f"batch_req_{self.number}_{self.digest}"
 
 
@@ -98,9 +94,7 @@ def _read_line(stream: BinaryIO, max_bytes: int) -> tuple[int, str, bytes | None
 
 
 class LineChecker:
-    """Decodes and checks lines. Keeps the `custom_id`s that it has seen: one belongs to the first
-    line that has it.
-    """
+    """Decodes and checks lines; a `custom_id` belongs to the first line that has it."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

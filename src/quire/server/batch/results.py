@@ -70,9 +70,7 @@ class Results:
         return len(self._places)
 
     def holds(self, line: Line) -> bool:
-        """Whether the line has its result. Raises InvalidParameter if the result at its place is
-        that of another text.
-        """
+        """Whether the line has its result. Raises InvalidParameter where another text's stands."""
         kept = self._ids.get(line.number)
         if kept is not None and kept != line.id:
             text = f"line {line.number} of the input has changed since its result was written"

@@ -18,9 +18,7 @@ _OK, _BAD, _BUSY, _FAILED = 200, 400, 503, 500
 
 
 class BatchRun:
-    """Sends requests to `app`, whose engine is `engine`. `on_result` is called after each result is
-    in the file.
-    """
+    """Sends requests to `app` of `engine`; `on_result` is called when a result is in the file."""
 
     def __init__(
         self,

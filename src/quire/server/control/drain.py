@@ -90,9 +90,7 @@ async def drain(server: Server, request: Request) -> Response:
 async def _hand_over(
     server: Server, handed: HandedOver, target: DrainTarget, origin: Origin
 ) -> int:
-    """Begin a connection for each stream; returns how many there are. Where that fails, all go on
-    here.
-    """
+    """Begin a connection for each stream; returns how many. Where that fails, all go on here."""
     engine = server.engine
     was_paused = await engine.is_paused()
     handles: list[int] = []

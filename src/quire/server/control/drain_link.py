@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 SILENT_S = 10.0
 """Seconds without a sign of life after which the other server counts as dead."""
 ASK_S = 120.0
-"""Seconds for the answer to a question: who asks, and who is asked, may have to read the model's
-files, for their digests.
-"""
+"""Seconds for an answer: both ends may have to read the model's files, for their digests."""
 _READ_BYTES = 1 << 16
 _MOST_BYTES = 1 << 16
 """Bytes of a reply that is not a stream."""

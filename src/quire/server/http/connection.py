@@ -66,9 +66,7 @@ class Connections:
         close: Callable[[], object],
         has_input: Callable[[], bool] = lambda: False,
     ) -> None:
-        """A connection was accepted; `close` ends it. `has_input`: whether data of its client is
-        there that nobody has read yet.
-        """
+        """A connection that `close` ends; `has_input`: whether it has data that nobody has read."""
         self._open[connection] = close
         self._has_input[connection] = has_input
         self.note_waiting(connection)

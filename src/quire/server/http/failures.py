@@ -32,9 +32,7 @@ JSON = "application/json"
 
 
 class ErrorInfo(msgspec.Struct):
-    """OpenAI's error object; `code` is the HTTP status, as the field's servers have it, or the name
-    that clients look for.
-    """
+    """OpenAI's error object; `code` is the HTTP status, or the name that clients look for."""
 
     message: str
     type: str

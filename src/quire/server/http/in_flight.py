@@ -149,9 +149,7 @@ class WithoutSlash:
 
 
 class WithoutRoot:
-    """Serves a path below `root` as the one without, for proxies that take it off and for those
-    that do not.
-    """
+    """Serves a path below `root` as the one without, for proxies that strip it and others."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self._app = app

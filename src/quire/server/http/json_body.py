@@ -75,9 +75,7 @@ def objects_in(place: str, items: Any, known: frozenset[str]) -> Iterator[PlainO
 
 
 class FieldRules:
-    """Strictness about the fields of bodies. `is_strict`: a field that is not declared is
-    refused, whatever it is.
-    """
+    """Strictness about fields. `is_strict`: one that is not declared is refused in any case."""
 
     def __init__(self, *, is_strict: bool = False) -> None:
         self.is_strict = is_strict
@@ -236,9 +234,7 @@ def _weighed(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str
 
 
 def decode(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str]]:
-    """`data` as a `type`, and the fields that were left out. Raises Refusal (400) that names the
-    field.
-    """
+    """`data` as a `type`, and the fields left out. Raises Refusal (400) that names the field."""
     ignored: list[str] = []
     try:
         try:

@@ -128,9 +128,7 @@ def address_of(listener: socket.socket, tls: Tls) -> str:
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's server without signal handlers, and with acceptors of our own; `accepts` is set
-    once it accepts connections.
-    """
+    """uvicorn's server with our acceptors and no signal handlers; `accepts`: it does by now."""
 
     def __init__(
         self, config: uvicorn.Config, connections: Connections, handshake_timeout_s: float
@@ -231,9 +229,7 @@ class ShutdownSignal:
 
     @contextlib.contextmanager
     def by_signals(self) -> Iterator[None]:
-        """Have SIGTERM and SIGINT call `on_signal` in the block. After it they are ignored: the
-        process is about to exit.
-        """
+        """Have SIGTERM and SIGINT call `on_signal`; then they are ignored: the process exits."""
         loop = asyncio.get_running_loop()
         for number in OWNER_SIGNALS:
             loop.add_signal_handler(number, self.on_signal)

@@ -22,9 +22,7 @@ KEY_SLOT = "quire.key"
 
 
 def owner_of(request: Request) -> bytes | None:
-    """The digest of the key that a request brought, which owns what the request makes; None without
-    keys.
-    """
+    """Digest of a request's key, which owns what the request makes; None without keys."""
     owner: bytes | None = request.scope["state"].get(KEY_SLOT)
     return owner
 

@@ -48,9 +48,7 @@ async def deliver(
     prompts: Sequence[Prompt],
     reply: ReplyWriter,
 ) -> Response:
-    """Run the prompts and send what `reply` makes of their outputs. Errors in them are raised
-    before anything is sent.
-    """
+    """Run the prompts and send what `reply` makes of them; their errors come before any part."""
     response = await _delivered(server, request, body, name, prompts, reply)
     if FORMAT in request.headers:
         response.headers.update(await load_headers(server, request))

@@ -65,9 +65,7 @@ def _decoded(name: str, text: str, width: int) -> tuple[list[int], PromptMedia]:
 
 
 async def embedded_chat(server: Server, messages: Sequence[object]) -> EmbeddedChat | None:
-    """A conversation with embeddings among its texts; None where it has none. Raises
-    RequestErrors.
-    """
+    """A conversation with embeddings among its texts, or None. Raises RequestErrors."""
     from quire.engine.frontend.embeds.chat import EmbeddedChat, has_embeds
 
     if not has_embeds(messages):

@@ -15,9 +15,7 @@ from quire.server.http.json_body import json_response
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One name of the served model, or an adapter of it; `type`, `display_name` and `created_at`
-    are Anthropic's.
-    """
+    """A name of the model, or an adapter; `type`, `display_name`, `created_at` are Anthropic's."""
 
     id: str
     created: int

@@ -28,9 +28,7 @@ from quire.server.output_parsing import (
 )
 
 FILLS_ANSWER = "force_nonempty_content"
-"""Variable of chat templates (Nemotron's, Granite's) by which a reasoning that no answer follows is
-sent as the answer.
-"""
+"""Variable of templates (Nemotron's, Granite's): reasoning without an answer is the answer."""
 
 
 @dataclass(frozen=True, slots=True)

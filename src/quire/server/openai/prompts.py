@@ -163,9 +163,7 @@ def output_budget(
 
 
 def size_of(value: object, *, most: int) -> int:
-    """Size of a JSON value: the characters of its texts, and some for everything else; a count
-    above `most` ends early.
-    """
+    """Size of a JSON value: its texts' characters, and some for the rest; ends above `most`."""
     size, waiting = 0, [value]
     # a stack of its own: the depth of a body must not reach the interpreter's limit
     while waiting and size <= most:

@@ -439,9 +439,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of the likeliest tokens that are reported; None: no logprobs, or those of named
-        tokens.
-        """
+        """Number of likeliest tokens reported; None: no logprobs, or those of named tokens."""
         if self.logprob_token_ids is not None:
             return None
         return (self.top_logprobs or 0) if self.logprobs else None

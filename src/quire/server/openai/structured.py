@@ -53,9 +53,7 @@ class StructuredFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The schema of a response format. Its `name` says nothing to the model; some clients leave it
-    out.
-    """
+    """The schema of a response format. Its `name`, which may be left out, has no effect."""
 
     name: str | None = None
     schema: dict[str, Any] | None = None

@@ -23,9 +23,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def required_schema(tools: Sequence[Mapping[str, Any]], max_calls: int | None) -> dict[str, Any]:
-    """The schema of a list of `{"name": ..., "parameters": ...}` of these tools: at least one, at
-    most `max_calls`.
-    """
+    """Schema of 1 to `max_calls` objects `{"name": ..., "parameters": ...}` of these tools."""
     call = call_schema(tools, "parameters")
     most = {} if max_calls is None else {"maxItems": max_calls}
     return {"type": "array", "minItems": 1, **most, "items": {"anyOf": call["anyOf"]},

@@ -32,9 +32,7 @@ class JsonString:
         self.is_over = False
 
     def read(self, text: str) -> str:
-        """The text that the next piece adds; half of an escape is held back, and text after the
-        closing quote is left out.
-        """
+        """The text that a piece adds; half of an escape is held, text after the end left out."""
         text, self._held = self._held + text, ""
         pieces, at = [], 0
         while at < len(text) and not self.is_over:

@@ -78,9 +78,7 @@ class Undecided:
         self._skips = not any(char in BLANKS for char in delimiters.first_chars)
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """Read up to the first character that is not blank, unless a delimiter is or may be
-        there.
-        """
+        """Read up to the first character that is not blank, unless a delimiter may be there."""
         while start < len(text):
             if self._skips:
                 found = NON_BLANK.search(text, start)

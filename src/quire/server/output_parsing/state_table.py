@@ -45,9 +45,7 @@ class Reads(Enum):
     LEAD = auto()
     """Blanks before a delimiter that is markup by itself; other text belongs to `then`."""
     BLANK = auto()
-    """Blanks within a call's markup; other text belongs to `then`, or says that this is not a
-    call.
-    """
+    """Blanks within a call's markup; other text belongs to `then`, or this is not a call."""
     HEAD = auto()
     """An announcement: the name of a call, or the destination of a message. `head` reads it."""
     ENVELOPE = auto()

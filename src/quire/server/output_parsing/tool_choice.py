@@ -57,9 +57,7 @@ class ToolUse:
         return f"tools[{place}].{rest}"
 
     def field_at(self, pointer: str) -> str | None:
-        """The field that a place in the schema of forced calls was made from; None: nothing is
-        forced.
-        """
+        """Field that a place in the schema of forced calls was made from; None: none is forced."""
         if not self.chosen:
             return None
         if len(self.chosen) == 1 and not pointer.startswith(_DEFINITIONS):

@@ -1,6 +1,4 @@
-"""The page at `/`: a chat, or the nearest of a few texts, and a dashboard: one document without
-outside resources.
-"""
+"""The page at `/`: a chat, or the nearest of texts, and a dashboard, without other resources."""
 
 from __future__ import annotations
 

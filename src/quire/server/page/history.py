@@ -16,9 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 async def keep_history(server: Server, *, has_gpu: bool) -> None:
-    """Add a sample to the server's history every period, until this is cancelled; `has_gpu`: the
-    engine runs on one.
-    """
+    """Add a sample to the history every period, until cancelled; `has_gpu`: the engine's."""
     # One of several API servers is a child of the process that started the engine's.
     root = os.getppid() if server.in_flight.has_neighbours else os.getpid()
     while True:

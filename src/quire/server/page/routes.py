@@ -40,9 +40,7 @@ class PageFacts(msgspec.Struct, kw_only=True):
 
 
 class DrawRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The text of an answer from its first block that has not been drawn; `is_whole`: it is
-    complete.
-    """
+    """An answer's text from its first block not drawn yet; `is_whole`: it is complete."""
 
     text: Annotated[str, Meta(max_length=MAX_MARKUP_CHARS)]
     is_whole: bool = False

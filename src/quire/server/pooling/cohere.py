@@ -63,9 +63,7 @@ class CohereRequest(PooledBody, kw_only=True):
         return names.get(parameter) or super().field_of(parameter)
 
     def field_and_items(self) -> tuple[str, list[ScoredText]]:
-        """The field that has what is embedded, and that: texts, and contents with pictures. Raises
-        InvalidParameter.
-        """
+        """The field that is embedded, and its texts or contents. Raises InvalidParameter."""
         given = {"texts": self.texts, "inputs": self.inputs, "images": self.images}
         fields = [field for field, value in given.items() if value]
         if len(fields) != 1:

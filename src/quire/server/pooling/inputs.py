@@ -78,9 +78,7 @@ class InputReader:
 
     @classmethod
     def of(cls, server: Server, request: Request, body: PooledBody) -> InputReader:
-        """Make the reader of a request, whose prompts are as long as the model takes. Raises
-        InvalidParameter.
-        """
+        """The reader of a request, for prompts that the model takes. Raises InvalidParameter."""
         max_model_len = server.limits.max_model_len
         side = "right" if server.tokenizer is None else server.tokenizer.truncation_side
         given = body.truncation
@@ -91,9 +89,7 @@ class InputReader:
         return cls(server, request, body, server.abilities.facts, cut, max_model_len)
 
     async def ids(self, text: str, *, add_special_tokens: bool, most_read: int = 0) -> list[int]:
-        """The ids of a text. most_read: the most tokens of it that are read (0: all). Raises
-        RequestError.
-        """
+        """Ids of a text, of which at most `most_read` are read (0: all). Raises RequestError."""
         texts, limit = self.server.need_texts(), self.limit
         try:
             ids = await texts.ids(
@@ -149,9 +145,7 @@ class InputReader:
     def pictures_of(
         self, given: list[GivenPicture], known: Sequence[LoadedPicture] = ()
     ) -> PromptPictures:
-        """The pictures of a prompt, before they are fetched, but for the first ones where these are
-        known.
-        """
+        """A prompt's pictures before they are fetched, but for the first where these are known."""
         prompts = self.server.engine.front_end.inputs.require_pictures()
         return PromptPictures(self.request, self.body, prompts, given, known)
 

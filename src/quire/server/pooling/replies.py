@@ -77,9 +77,7 @@ async def sent(
     media_type: str = JSON,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The reply of the writer's items between the parts of `frame`: what comes first, between two
-    of them, and last.
-    """
+    """A reply of the writer's items; `frame`: what comes first, between two of them, and last."""
     pieces = writer.pieces(*frame)
     if writer.size > _WHOLE:
         stall_s = server.limits.reader_timeout_s

@@ -273,9 +273,7 @@ class RerankRequest(PairFields, kw_only=True):
 
 
 def texts_of(name: str, given: Side) -> list[ScoredText]:
-    """The texts of one side: strings, {"text": ...}, or {"content": ...}, which may have pictures.
-    Raises InvalidParameter.
-    """
+    """Texts of one side: strings, {"text": ...} or {"content": ...}. Raises InvalidParameter."""
     items = given if isinstance(given, list) else [given]
     return [item if isinstance(item, str) else text_or_content(name, item) for item in items]
 

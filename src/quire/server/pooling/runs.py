@@ -30,9 +30,7 @@ MOST_NUMBERS = 2**26
 
 
 class Pooled:
-    """The result of one input: its numbers, [D] or [n, D] for its tokens, and how many tokens its
-    prompt has.
-    """
+    """An input's result: numbers, [D] or [n, D] for its tokens, and its prompt's length."""
 
     __slots__ = ("numbers", "num_tokens")
 
@@ -127,9 +125,7 @@ def check_size(num_numbers: int) -> None:
 
 
 async def in_time(request: Request, body: PooledBody, work: Awaitable[T]) -> T:
-    """The result of `work`, which ends when the client disconnects (ClientDisconnect) and after
-    `timeout_s` (Refusal).
-    """
+    """The result of `work`. Raises ClientDisconnect, and Refusal after `timeout_s`."""
     try:
         async with asyncio.timeout(body.timeout_s):
             return await while_connected(request, work)

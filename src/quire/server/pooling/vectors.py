@@ -44,9 +44,7 @@ def _bfloat16(numbers: Array) -> Array:
 
 
 def _values(num_mantissa_bits: int, bias: int) -> Array:
-    """The values of the codes 0..127 of an 8-bit float, those that mean infinity or NaN as if they
-    were numbers.
-    """
+    """Values of codes 0..127 of an 8-bit float, infinity and NaN as if they were numbers."""
     codes = np.arange(128)
     exponent, mantissa = codes >> num_mantissa_bits, codes & (2**num_mantissa_bits - 1)
     fraction = mantissa / 2.0**num_mantissa_bits

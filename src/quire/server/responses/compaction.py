@@ -24,16 +24,12 @@ _OPENING = "Summary of the conversation before this point:\n\n"
 
 
 def sealed(summary: str) -> str:
-    """A summary as the `encrypted_content` of an item. It is not secret: its owner wrote the
-    conversation.
-    """
+    """A summary as `encrypted_content`; not secret, since its owner wrote the conversation."""
     return base64.b64encode((_PREFIX + summary).encode()).decode()
 
 
 def message_of(item: dict[str, Any], name: str) -> dict[str, Any]:
-    """The message that a `compaction` item stands for. Raises InvalidParameter for content that
-    this server did not make.
-    """
+    """The message of a `compaction` item. Raises InvalidParameter for content of others."""
     content = item.get("encrypted_content")
     try:
         text = base64.b64decode(content or "", validate=True).decode()

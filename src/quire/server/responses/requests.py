@@ -191,9 +191,7 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
 
 
 def _tools(given: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Tools as chat has them, each after its place in the request; those of a namespace have it in
-    their names.
-    """
+    """Tools as chat has them, after their places; those of a namespace are named with it."""
     for index, tool in enumerate(given):
         if tool.get("type") != "namespace":
             yield f"tools[{index}]", _tool(tool)

@@ -14,9 +14,7 @@ from quire.step.plan import StepPlan
 
 Masked = GrammarMask | None
 Masks = Callable[[StepPlan, LaunchedStep], Masked]
-"""Makes the masks of a launched plan while the device runs; None: no row has one. It may raise
-RowFailures.
-"""
+"""Makes a launched plan's masks while the device runs (None: no mask); may raise RowFailures."""
 
 
 class CoreFeature:
@@ -25,9 +23,7 @@ class CoreFeature:
     """
 
     fields: tuple[str, ...] = ()
-    """Fields of a request, or of its parameters: the feature concerns a request in which one of
-    them is not None.
-    """
+    """It concerns requests in which one of these fields, or of their parameters, is not None."""
     follows_ids = False
     """Whether what the feature does for the next step of a request that concerns it follows from
     the ids so far, so that no step is planned ahead of them.
@@ -72,9 +68,7 @@ class CoreFeature:
         return []
 
     def is_busy(self) -> bool:
-        """Whether `poll` or `updated` has, or will have, something to report apart from requests
-        that wait.
-        """
+        """Whether `poll` or `updated` has, or will have, to report more than requests that wait."""
         return False
 
     def delays_end(self) -> bool:

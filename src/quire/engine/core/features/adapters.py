@@ -144,9 +144,7 @@ class AdapterStore(CoreFeature):
             read_unchanged(checked, folder)
 
     def add(self, ref: AdapterRef, *, again: bool = False) -> Future[bool]:
-        """Read an adapter and keep it; `again`: even if its files look the same. The future gives
-        True, or raises RequestError.
-        """
+        """Read and keep an adapter, `again`: even unchanged. The future may raise RequestError."""
         if again:
             self._known.forget(ref.folder)
         answer: Future[bool] = Future()

@@ -193,9 +193,7 @@ def _hash(key: bytes) -> int:
 def _extra_keys(
     request: Request, start: int, end: int, adapter: str | None
 ) -> list[str | tuple[str, int]] | None:
-    """The parts of a block's hash besides its tokens: adapter, media with their positions relative
-    to the block, salt.
-    """
+    """Parts of a block's hash besides its tokens: adapter, media at places in the block, salt."""
     found: list[str | tuple[str, int]] = [] if adapter is None else [adapter]
     for span in request.embedded:
         if span.start < end and start < span.end:

@@ -14,8 +14,6 @@ from quire.scheduling.scheduler import Scheduler
 def plain_features(
     scheduler: Scheduler, media: MediaFacts | None = None
 ) -> tuple[CoreFeature, ...]:
-    """Features that refuse requests that need more than tokens. media: None where the model takes
-    none.
-    """
+    """Features that refuse what needs more than tokens. media: None where there is no encoder."""
     grammars = ConstrainedOutputs(GrammarCompiler(None), scheduler)
     return grammars, AdaptersOff(), MediaOfPrompts(media or MediaFacts())

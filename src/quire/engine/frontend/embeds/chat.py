@@ -30,9 +30,7 @@ def has_embeds(messages: Any) -> bool:
 
 
 class EmbeddedChat:
-    """A conversation whose embeddings were taken out. `messages` have marks in their places, which
-    nobody can guess.
-    """
+    """A conversation without its embeddings; `messages` have marks there that nobody can guess."""
 
     def __init__(self, messages: Sequence[Any], width: int) -> None:
         """Raises RequestErrors for what is not embeddings of rows with `width` numbers."""

@@ -23,9 +23,7 @@ class EmbeddedPrompts:
         self.width = width
 
     def placed(self, parsed: ParsedPrompt, params: object) -> tuple[list[int], PromptMedia]:
-        """The ids of a prompt, with placeholders where embeddings stand, and the embeddings. Raises
-        RequestErrors.
-        """
+        """A prompt's ids, with placeholders for embeddings, and these. Raises RequestErrors."""
         given = parsed.embeds
         assert given is not None, "a prompt of embeddings"
         if isinstance(params, SamplingParams):

@@ -30,9 +30,7 @@ _OTHER_FIELDS = 256
 
 
 class PromptsWithPictures(ABC):
-    """Makes prompts of texts and of what comes with them as pictures: loads these, and has them
-    stand where `placed` says.
-    """
+    """Makes prompts of texts and pictures: loads these, and puts them where `placed` says."""
 
     as_text: PicturesAsText
     """Stands for pictures in chats whose templates know text alone."""
@@ -87,9 +85,7 @@ class PromptsWithPictures(ABC):
         return texts, found
 
     async def loaded(self, media: GivenMedia, scope: str | None = None) -> list[LoadedPicture]:
-        """The pictures of a prompt. `scope`: see `PictureLoader.loaded`. Raises RequestErrors for
-        what cannot be used.
-        """
+        """A prompt's pictures. `scope`: see `PictureLoader.loaded`. Raises RequestErrors."""
         return await self._loader.loaded(
             _given(media, self._loader.rows),
             mm_processor_kwargs=dict(media.processor_kwargs),

@@ -11,9 +11,7 @@ from quire.server.output_parsing.state_table import ParserState, Reads, ToolForm
 
 
 def enveloped(kind: str, closing: str = "") -> dict[str, ParserState]:
-    """One envelope, several, or a list of them, up to a closing tag; the states' names begin with
-    `kind`.
-    """
+    """One envelope or several, or a list, up to a closing tag; states' names begin with `kind`."""
     one, item, more = f"{kind} object", f"{kind} item", f"{kind} more"
     ends = {closing: "content"} if closing else {}
     return {

@@ -154,9 +154,7 @@ class LooseObject:
 
 
 def value_json(text: str, mark: str, types: frozenset[str]) -> str:
-    """The JSON of a whole value, of one of `types` if it can be; empty types: the schema does not
-    say.
-    """
+    """A whole value's JSON, of one of `types` if it can be; empty: the schema does not say."""
     text = text.strip(BLANKS)
     if text.startswith(mark) and text.endswith(mark) and text.count(mark) == 2:
         return typed_json(text[len(mark) : -len(mark)], types or frozenset({"string"}), False)

@@ -1,6 +1,4 @@
-"""Formats of whole outputs besides that of gpt-oss: messages, each with a header that says what it
-is.
-"""
+"""Formats of whole outputs besides that of gpt-oss: messages, with headers that say their kind."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ MUSE_ENDS = {"<|eom|>": "after", "<|eot|>": "after", "<|start|>": "head"}
 
 
 def muse_head(text: str) -> Head:
-    """The receiver of a message: `to=self` is reasoning, `to=user` and none the answer, else
-    calls.
-    """
+    """A message's receiver: `to=self` is reasoning, `to=user` and none the answer, else calls."""
     found = RECIPIENT.search(text)
     recipient = "user" if found is None else found[1]
     return Head(then={"self": "reasoning", "user": "content"}.get(recipient, "calls"))

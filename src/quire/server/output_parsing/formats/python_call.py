@@ -58,9 +58,7 @@ class PythonCall:
         return start, outcome
 
     def finish(self, rest: str, out: Writer) -> None:
-        """The output ended here: an argument that was cut short is left out. No other bracket
-        follows one that came last.
-        """
+        """An argument that was cut short is left out; no other bracket follows the last one."""
         if self._next == self._read_value:
             # enough blanks to settle what the text after a last quote would have said
             self.read(rest + " " * (MAX_BLANKS + 4), 0, out)
@@ -105,9 +103,7 @@ class PythonCall:
         return end + 1, None if text[end] == "," else self._close(out)
 
     def _value_end(self, text: str, start: int) -> tuple[int, bool]:
-        """End of the value, and whether it is complete. A quote at the end of the text may be
-        the first of three.
-        """
+        """End of the value, and whether that is sure: a last quote may be the first of three."""
         while True:
             if self._quote:
                 start, is_over = string_end(text, start, self._quote, self._closers)
