@@ -456,7 +456,6 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
                     future.set_result(None)
 
     def _arm(self) -> None:
-        """Set the timer for the next request deadline."""
         if (deadline := self.front_end.next_deadline) is not None:
             self._next_deadline.set(deadline)
 
@@ -546,7 +545,6 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         return self.front_end.stats.collector(prefix)
 
     def _log_again(self) -> None:
-        """Log the statistics now, and schedule the next log line."""
         if self._error is None:
             self.front_end.stats.log()
             self._arm_log()

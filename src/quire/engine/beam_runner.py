@@ -53,7 +53,6 @@ class BeamRunner:
     def run(
         self, prompts: Sequence[object], use_tqdm: bool | Callable[..., Any]
     ) -> list[BeamSearchOutput]:
-        """One output per prompt, in order."""
         options = options_of_each(self._options, len(prompts))
         searches = [
             self._search(prompt, each) for prompt, each in zip(prompts, options, strict=True)

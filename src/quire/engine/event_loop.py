@@ -65,7 +65,6 @@ class Alarm:
         self._timer = loop.call_later(max(0.0, when - time.monotonic()), self._go_off)
 
     def cancel(self) -> None:
-        """Do not ring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -209,7 +209,6 @@ def _ray_cores(parallel: ParallelPlan) -> RayCores:
 
 
 def _missing(plan: EnginePlan) -> list[int]:
-    """The cores that come from other machines."""
     parallel = plan.parallel
     if parallel.data_parallel_mode != INTERNAL:
         return []

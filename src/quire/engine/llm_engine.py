@@ -182,7 +182,6 @@ class LLMEngine(EngineAttributes, BlockingControl):
         self.front_end.abort(ids_of(request_ids), internal=internal)
 
     def discard_all(self) -> None:
-        """Abort every request and drop all outputs."""
         self.front_end.abort(self.front_end.outputs.unfinished_ids(), internal=True)
         self._ready.clear()
 

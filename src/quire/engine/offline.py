@@ -118,7 +118,6 @@ class OfflineRequests:
             self._finished.pop(request_id, None)
 
     def _add(self, batch: OfflineBatch, work: _Work, use_tqdm: bool | Callable[..., Any]) -> None:
-        """Queue the prompts one by one, and note their ids."""
         each = batch.each()
         # before anything is queued: an adapter that cannot be used is the fault of the whole call
         for adapter in batch.adapters():
@@ -141,7 +140,6 @@ class OfflineRequests:
     def _outputs(
         self, ids: Sequence[str], interrupt: DeferredInterrupt, use_tqdm: bool | Callable[..., Any]
     ) -> list[Any]:
-        """Wait for the outputs of these ids and return them in order."""
         with (
             Progress(use_tqdm, len(ids), "Processed prompts")
             if use_tqdm and len(ids)
@@ -238,7 +236,6 @@ class OfflineBatch:
         )
 
     def adapters(self) -> list[LoRARequest]:
-        """The adapters of the prompts, each once."""
         return _distinct(_one_each("lora_request", self.options.lora_request, self.total))
 
 

@@ -30,13 +30,11 @@ class Progress:
         self._bar.close()
 
     def tick(self) -> None:
-        """One more request is queued."""
         self._bar.update(1)
 
     def note(
         self, output: RequestOutput | PoolingRequestOutput[Any], *, is_failed: bool = False
     ) -> None:
-        """One more request is finished."""
         completions = output.outputs if isinstance(output, RequestOutput) else ()
         self._num_input += len(output.prompt_token_ids or ()) * max(len(completions), 1)
         self._num_output += sum(len(completion.token_ids) for completion in completions)

@@ -104,9 +104,7 @@ class CoreClient(Protocol):
         ...
 
     @property
-    def engine_indices(self) -> Sequence[int]:
-        """The indices of the cores."""
-        ...
+    def engine_indices(self) -> Sequence[int]: ...
 
     def core_status(self, engine_index: int) -> CoreStatus:
         """The current status of one core."""
@@ -146,9 +144,7 @@ class AsyncEngineCoreClient(CoreClient, Protocol):
         """
         ...
 
-    async def call(self, utility: Utility[T]) -> T:
-        """As `EngineCoreClient.call`."""
-        ...
+    async def call(self, utility: Utility[T]) -> T: ...
 
     async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
         """Change the number of cores. New ones get requests once they are ready; those that leave

@@ -114,7 +114,6 @@ class CoreConnection:
             self.lost = f"of its messages to us {error}"
 
     def note_heartbeat(self, beat: Heartbeat) -> None:
-        """Take its latest heartbeat."""
         try:
             self.delivery.note_beat(self.heartbeat, beat, self.num_sent, self.last_sign)
         except LostFrames as error:
@@ -147,7 +146,6 @@ class CoreSockets:
 
     @property
     def addresses(self) -> EngineZmqAddresses:
-        """Addresses of these sockets for cores."""
         return EngineZmqAddresses(_endpoint(self.to_cores), _endpoint(self.from_cores))
 
     # cores
@@ -175,13 +173,11 @@ class CoreSockets:
 
     @property
     def are_ready(self) -> bool:
-        """Whether every live core has reported READY."""
         return all(each.ready or each.is_dead for each in self.connections.values())
 
     # sending
 
     def encode(self, message: object) -> list[Frame]:
-        """The payload of a message. Raises NotEncodable for one that cannot be sent."""
         return self._encoder.encode(message, is_strict=True)
 
     def send(
@@ -227,13 +223,11 @@ class CoreSockets:
     # receiving
 
     def take(self) -> None:
-        """Take in everything that has come."""
         self.take_ready()
         while has_input(self.from_cores):
             self._take_outputs(self.from_cores.recv_multipart(zmq.NOBLOCK, copy=False))
 
     def take_ready(self) -> None:
-        """Take in READY messages."""
         while has_input(self.to_cores):
             identity, *rest = self.to_cores.recv_multipart(zmq.NOBLOCK)
             try:
@@ -316,5 +310,4 @@ class CoreSockets:
 
 
 def _endpoint(socket: zmq.Socket[bytes]) -> str:
-    """Address of a bound socket, with the port that the system has chosen."""
     return cast(bytes, socket.last_endpoint).rstrip(b"\0").decode()

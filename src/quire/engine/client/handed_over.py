@@ -48,7 +48,6 @@ class HandedOver:
         return handle in self._journal.entries
 
     def candidates(self) -> list[int]:
-        """The streams that another server could go on with."""
         return [h for h, entry in self._supervisor.entries() if _can_go(entry)]
 
     def give(

@@ -38,7 +38,6 @@ class LoadBalancer:
         return best
 
     def note_pinned(self, request: EngineCoreRequest, engine_index: int) -> None:
-        """The request goes to this core, whatever its load."""
         self._remember(list(_prefix_keys(request)), engine_index)
 
     def forget(self, engine_index: int) -> None:

@@ -52,7 +52,6 @@ class MPClient(HasCounterparts):
 
     @property
     def num_restarts(self) -> int:
-        """Number of restarts of a core by the supervisor."""
         return 0 if self.supervisor is None else self.supervisor.num_restarts
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -163,7 +162,6 @@ class AsyncMPClient(MPClient):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.handed_over: HandedOver | None = None
-        """The streams that another server goes on with; None where nothing keeps their tokens."""
         if self.supervisor is not None:
             self.handed_over = HandedOver(self.supervisor, self._announce)
         self._arrival: asyncio.Future[None] | None = None

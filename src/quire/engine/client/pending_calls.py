@@ -41,7 +41,6 @@ class PendingCalls:
     def begin(
         self, utility: Utility[Any], engine_indices: Iterable[int]
     ) -> tuple[int, Future[Any]]:
-        """Expect an answer from each of these cores; the call's id and future."""
         call_id, future = next(self._ids), Future[Any]()
         self._calls[call_id] = _Call(utility, future, set(engine_indices))
         future.add_done_callback(lambda _: self.forget(call_id))
@@ -52,7 +51,6 @@ class PendingCalls:
         self._calls.pop(call_id, None)
 
     def answer(self, engine_index: int, output: UtilityOutput) -> None:
-        """Take one core's answer."""
         call = self._calls.get(output.call_id)
         if call is None or engine_index not in call.missing:
             return
@@ -137,5 +135,4 @@ _ERRORS: dict[str, type[EngineError] | type[TimeoutError]] = {
 
 
 def _error(output: UtilityOutput) -> Exception:
-    """The error that the core raised."""
     return _ERRORS.get(output.failure_type, EngineError)(output.failure_message or "")

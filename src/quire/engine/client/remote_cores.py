@@ -60,7 +60,6 @@ class RemoteCores:
     """
 
     next_check_s = CHECK_S
-    """Seconds until `check_health` should be called again."""
 
     def __init__(
         self,
@@ -107,7 +106,6 @@ class RemoteCores:
         return os.getpid() == self._owner_pid
 
     def _resources(self) -> contextlib.ExitStack:
-        """The resources to be closed, the last first."""
         found = contextlib.ExitStack()
         if self._folder is not None:
             found.callback(remove_socket_folder, self._folder)
@@ -171,7 +169,6 @@ class RemoteCores:
         return load_of(connection.num_requests, connection.stats)
 
     def _release(self, handle: int) -> int | None:
-        """A request has ended; the core that had it."""
         engine_index = self._owners.pop(handle, None)
         if engine_index in self.sockets.connections:
             self.sockets.connections[engine_index].num_requests -= 1
@@ -185,7 +182,6 @@ class RemoteCores:
         self._balancer.forget(engine_index)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
-        """Send the abort to the cores that have these requests."""
         by_core: dict[int, list[int]] = {}
         for handle in handles:
             engine_index = self._release(handle)
@@ -201,7 +197,6 @@ class RemoteCores:
 
     @property
     def has_requests(self) -> bool:
-        """Whether outputs are still to come."""
         return bool(self._owners)
 
     def _serving(self) -> list[int]:
@@ -252,7 +247,6 @@ class RemoteCores:
         return [index for index, each in self.sockets.connections.items() if each.is_admitted]
 
     def core_status(self, engine_index: int) -> CoreStatus:
-        """The known state of one core now."""
         return status_of(self.sockets.connections[engine_index])
 
     def start_core(self, engine_index: int, *, is_admitted: bool = True) -> None:
@@ -320,7 +314,6 @@ class RemoteCores:
             raise EngineError("The number of cores that share experts is fixed: make a new engine.")
 
     def start_new(self, engine_indices: Sequence[int]) -> None:
-        """Start cores that get no requests until they are admitted."""
         self.pool.resize(len(self.sockets.connections) + len(engine_indices))
         for engine_index in engine_indices:
             self.start_core(engine_index, is_admitted=False)
@@ -333,12 +326,10 @@ class RemoteCores:
         return connection.ready is not None
 
     def admit(self, engine_indices: Sequence[int]) -> None:
-        """New cores get requests from now on."""
         for engine_index in engine_indices:
             self.sockets.connections[engine_index].is_admitted = True
 
     def num_requests(self, engine_index: int) -> int:
-        """The number of requests of the core."""
         return self.sockets.connections[engine_index].num_requests
 
     def retire(self, engine_index: int) -> OwnedProcess | None:
@@ -369,7 +360,6 @@ class RemoteCores:
                     raise event
 
     def is_dead(self, engine_index: int) -> bool:
-        """Whether the core is known to have died."""
         return self.sockets.connections[engine_index].is_dead
 
     def take(self) -> None:

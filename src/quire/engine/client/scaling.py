@@ -75,7 +75,6 @@ async def _shrink(cores: RemoteCores, old: Sequence[int], drain_timeout_s: float
 
 
 async def _retire(cores: RemoteCores, engine_indices: Sequence[int]) -> None:
-    """End cores without blocking the event loop."""
     # all are told before one is waited for, so that they end at the same time
     processes = [cores.retire(index) for index in engine_indices]
     for process in processes:

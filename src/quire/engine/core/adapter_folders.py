@@ -100,7 +100,6 @@ class KnownFolders:
         self._folders: OrderedDict[str, ReadAdapter] = OrderedDict()
 
     def note(self, folder: str, read: ReadAdapter) -> None:
-        """Record what was read."""
         remember(self._folders, folder, read)
 
     def forget(self, folder: str) -> None:
@@ -108,7 +107,6 @@ class KnownFolders:
         self._folders.pop(folder, None)
 
     def last_number(self, folder: str) -> int | None:
-        """The number of the contents that were read last; None: none were."""
         known = self._folders.get(folder)
         return None if known is None else known.number
 

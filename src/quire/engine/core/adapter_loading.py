@@ -37,7 +37,6 @@ class AdapterLoading:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has been read, or reading has failed."""
         return self.future is not None and self.future.done()
 
 
@@ -45,7 +44,6 @@ class AtOnce(Executor):
     """Runs what it is given in the calling thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Return a future that is done."""
         done: Future[Any] = Future()
         try:
             done.set_result(fn(*args, **kwargs))
@@ -109,7 +107,6 @@ class FolderReader:
             wait_for(futures, timeout_s, return_when="FIRST_COMPLETED")
 
     def close(self) -> None:
-        """End the thread after what it reads now."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._thread = None

@@ -19,7 +19,6 @@ class AdapterVerbs:
 
     @property
     def adapters(self) -> AdapterStore | None:
-        """The store of adapters; None where none are served."""
         return next((each for each in self.features if isinstance(each, AdapterStore)), None)
 
     def check_lora(self, folder: str) -> None:

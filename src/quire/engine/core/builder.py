@@ -144,7 +144,6 @@ def _kv_tier(
     executor: BuiltExecutor,
     index: SharedIndex | None,
 ) -> list[CoreFeature]:
-    """The feature that keeps K/V outside of the pool, if there is one."""
     if plan is None or index is None:
         return []
     from quire.engine.core.features.kv_tier import KVTier
@@ -155,7 +154,6 @@ def _kv_tier(
 def _connection(
     plan: EnginePlan, config: KVTransferConfig, executor: BuiltExecutor
 ) -> tuple[KVConnection, ConnectedWorker | ConnectedRanks]:
-    """The feature with the scheduler's half of a connector, and the worker's half."""
     from quire.engine.core.features.kv_connection import KVConnection  # few engines have one
 
     first: KVConnectorBase_V1
@@ -182,7 +180,6 @@ def _kv_events(
     index: SharedIndex | None,
     connection: KVConnection | None,
 ) -> list[CoreFeature]:
-    """The feature that publishes what the pool and the tier have, if there is one."""
     events, tier = plan.memory.kv_events, plan.memory.kv_tier
     if events is None:
         return []

@@ -65,7 +65,6 @@ class EngineCore(CoreControl):
         pace: StepPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """features: None: those of a core that is built without a plan."""
         super().__init__(
             scheduler,
             executor,
@@ -153,7 +152,6 @@ class EngineCore(CoreControl):
     def _queue(
         self, own: Request, request: EngineCoreRequest, concerned: Sequence[CoreFeature]
     ) -> None:
-        """Have features prepare a request, and queue it."""
         asked = []
         try:
             for feature in concerned:
@@ -222,7 +220,6 @@ class EngineCore(CoreControl):
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would make progress."""
         if self._steps or self._refused or self.scheduler.has_work:
             return True
         return any(is_busy() for is_busy in self._is_busy)
@@ -296,7 +293,6 @@ class EngineCore(CoreControl):
         return self.lock_step is not None and self.lock_step.idle_round(self.has_work)
 
     def shutdown(self) -> None:
-        """Abort all requests and release the device."""
         self.abort_requests(list(self.scheduler.requests))
         self._steps.clear()
         for feature in self.features:
@@ -314,7 +310,6 @@ class EngineCore(CoreControl):
             feature.wait(_PREREQUISITE_NAP_S)
 
     def _abort_up_to(self, order: int) -> None:
-        """Abort the requests up to this one and report them."""
         for handle, request in list(self.scheduler.requests.items()):
             if request.order <= order:
                 self.scheduler.abort(handle)

@@ -60,7 +60,6 @@ class FaultBoundary:
         return step
 
     def note_read(self, step: GuardedStep) -> None:
-        """Note that the results of a step have been read."""
         self._unread.remove(step)
 
     def _guarded(self, plan: StepPlan) -> GuardedStep:
@@ -245,7 +244,6 @@ def _merged(
 
 
 def _by_row(plan: StepPlan, result: StepResult) -> list[tuple[int, list[int], int]]:
-    """Each sampled row with its ids and how many drafts it has ready."""
     rows = plan.sampled_rows
     counts = result.counts or [1] * len(rows)
     ready = result.num_drafts or [0] * len(rows)

@@ -69,7 +69,6 @@ class StepPace:
         self._shortest_s = 0.0
         """The shortest time of a step that only decodes; 0 before the first."""
         self._shortest_rows = 0
-        """The rows of that step."""
         self._deviation = 0.0
         """Mean absolute deviation of a step's time from the expected one, as a share of it."""
         self._last_share: float | None = None
@@ -91,7 +90,6 @@ class StepPace:
         return self._goal_s * min(1.0, _LATE / (1.0 + _LATEST * self._deviation))
 
     def _least_s(self) -> float:
-        """The least time of a step with prompts."""
         arithmetic_s = self._shortest_rows * (self._token_s or 0.0)
         reading_s = self._shortest_s
         if arithmetic_s > _HIDDEN * reading_s:

@@ -66,7 +66,6 @@ class Waves:
         self._listeners: set[bytes] = set()
 
     def listens(self, identity: bytes, does: bool) -> None:
-        """A core has subscribed, or has left."""
         if does:
             self._listeners.add(identity)
         else:
@@ -79,7 +78,6 @@ class Waves:
             self.wave, self.is_running, self._is_asked_for = wave, True, True
 
     def complete(self, incarnation: int, wave: int) -> None:
-        """No core has anything left to do in this wave."""
         self._meet(incarnation)
         if incarnation == self.incarnation and wave >= self.wave:
             self.wave, self.is_running, self._is_asked_for = wave + 1, False, False

@@ -61,14 +61,12 @@ class DPCoordinator:
         self._start()
 
     def addresses(self, of_front_end: EngineZmqAddresses) -> EngineZmqAddresses:
-        """Return the front end's addresses with those of the coordinator added."""
         return msgspec.structs.replace(
             of_front_end, coordinator_input=self._cores_in, coordinator_output=self._cores_out
         )
 
     @property
     def pid(self) -> int:
-        """The process id of the coordinator."""
         return self.process.pid
 
     def take(self, note: Callable[[int, SchedulerStats], None]) -> None:
@@ -83,7 +81,6 @@ class DPCoordinator:
             self._restart()
 
     def close(self) -> None:
-        """End the process, which holds nothing."""
         self.process.end(0.0)
         for listener in self._listeners:
             listener.close()

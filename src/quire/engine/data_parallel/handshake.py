@@ -78,7 +78,6 @@ class HandshakeServer:
         self._hello = msgspec.msgpack.Decoder(Hello)
 
     def take(self, join: Join) -> None:
-        """Answer every HELLO that has arrived."""
         while has_input(self.socket):
             identity, *rest = self.socket.recv_multipart(zmq.NOBLOCK)
             try:

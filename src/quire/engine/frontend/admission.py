@@ -38,7 +38,6 @@ class FadingCount:
         return self._count
 
     def add(self, count: int, now: float) -> None:
-        """Add `count` events at time `now`."""
         self._count = self.at(now) + count
 
     def rate(self, now: float) -> float:
@@ -102,12 +101,10 @@ class Admission:
             self._neighbours.tell(num_requests=outputs.num_unfinished + num_completions)
 
     def note_ended(self, num_completions: int) -> None:
-        """Count completions that have just ended."""
         self._ended.add(num_completions, self._clock())
         self.share_load()
 
     def share_load(self) -> None:
-        """Publish this server's load to the neighbours."""
         if self._neighbours is not None:
             self._neighbours.tell(
                 num_requests=self._outputs.num_unfinished,

@@ -221,7 +221,6 @@ class FrontEnd(Generic[Client]):
         self.client.add_request(request)
 
     def _new_names(self, request_id: str) -> dict[str, Any]:
-        """The handle of the next request, and its two names."""
         name, handle = checks.text("request_id", request_id), self._next_handle
         return {
             # callers may use one id for several requests at a time; the handle tells these apart

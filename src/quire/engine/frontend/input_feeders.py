@@ -92,7 +92,6 @@ class InputFeeders:
                 task.cancel()
 
     def cancel(self) -> None:
-        """Cancel all tasks."""
         for task in self.running:
             task.cancel()
 

@@ -146,9 +146,7 @@ class KindOfInputs(Protocol):
         params: Any,
         tokenization_kwargs: Mapping[str, Any] | None,
         **known: Any,
-    ) -> EngineCoreRequest:
-        """Return the message for the core; some of its fields are `known`. Raises RequestError."""
-        ...
+    ) -> EngineCoreRequest: ...
 
 
 class InputProcessor(HasCounterparts):
@@ -273,7 +271,6 @@ class InputProcessor(HasCounterparts):
 
     @property
     def takes_pictures(self) -> bool:
-        """Whether prompts may have pictures."""
         return self.pictures is not None
 
     def require_embeds(self) -> EmbeddedPrompts:
@@ -388,11 +385,9 @@ class InputProcessor(HasCounterparts):
             raise InvalidParameter("supported_tasks", tasks, allowed)
 
     def prepare(self, params: object) -> Future[None] | None:
-        """A future to await before `process`, so that it does not block; None: there is no need."""
         return self.generation.prepare(params)
 
     def close(self) -> None:
-        """Release what `process` needs; no request is processed afterwards."""
         self.generation.close()
         if self.pictures is not None:
             self.pictures.close()
@@ -497,7 +492,6 @@ class GenerationInputs:
         return own
 
     def prepare(self, params: object) -> Future[None] | None:
-        """A future to await before `process`, so that it does not block; None: there is no need."""
         if self._forms is None or not isinstance(params, SamplingParams):
             return None
         form = params.structured_outputs
@@ -534,7 +528,6 @@ class GenerationInputs:
         return () if self._forms is None else self._forms.unenforced(form)
 
     def close(self) -> None:
-        """Release what `process` needs; no request is processed afterwards."""
         if self._forms is not None:
             self._forms.close()
 

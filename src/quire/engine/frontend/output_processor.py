@@ -93,11 +93,9 @@ class OutputProcessor(HasCounterparts):
 
     @property
     def num_unfinished(self) -> int:
-        """Number of completions that are not finished."""
         return len(self._states)
 
     def get_num_unfinished_requests(self) -> int:
-        """`num_unfinished`."""
         return self.num_unfinished
 
     def has_unfinished_requests(self) -> bool:
@@ -105,7 +103,6 @@ class OutputProcessor(HasCounterparts):
         return self.num_unfinished > 0
 
     def get_num_queued_tokens(self) -> int:
-        """`num_queued_tokens`."""
         return self.num_queued_tokens
 
     def add(self, group: RequestGroup, requests: Sequence[EngineCoreRequest], now: float) -> None:
@@ -185,7 +182,6 @@ class OutputProcessor(HasCounterparts):
         )
 
     def is_unfinished(self, group: RequestGroup) -> bool:
-        """Whether outputs of the group are still to come."""
         return group.internal_id in self._groups
 
     def fail_all(self, error: BaseException) -> None:
@@ -206,7 +202,6 @@ class OutputProcessor(HasCounterparts):
         return MappingProxyType(self._groups)
 
     def unfinished_ids(self) -> list[str]:
-        """Our own ids of the requests that are not finished."""
         return list(self._groups)
 
     def _new_state(self, group: RequestGroup, request: EngineCoreRequest, now: float) -> State:
@@ -270,7 +265,6 @@ class OutputProcessor(HasCounterparts):
                 note_tokens(stats, state.times, 0, outputs.timestamp)
 
     def _end(self, state: State, end: Finished, processed: Processed) -> None:
-        """Process the end of a request that has no new token."""
         if isinstance(state, RequestState):
             self._advance(state, (), end, None, 0, processed)
             return
@@ -326,7 +320,6 @@ class OutputProcessor(HasCounterparts):
         _deliver(state.group, output, processed)
 
     def _dequeue(self, group: RequestGroup) -> None:
-        """Mark the group as no longer waiting for its first output."""
         if group.is_queued:
             group.is_queued = False
             self.num_queued_tokens -= len(group.prompt_token_ids)

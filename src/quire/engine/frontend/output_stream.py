@@ -59,11 +59,9 @@ class RequestOutputCollector(HasCounterparts):
         self._waiter: asyncio.Future[None] | None = None
 
     def set_output_kind(self, kind: RequestOutputKind) -> None:
-        """The kind of the outputs that are merged."""
         self._is_delta = kind is RequestOutputKind.DELTA
 
     def note(self, completion: Unfetched) -> None:
-        """Note that a completion has new tokens."""
         if not self._is_closed:
             self._news[completion.handle] = completion
             if self._waiter is not None:
@@ -172,7 +170,6 @@ class Outputs:
 
 
 async def close_all(streams: Sequence[Outputs]) -> None:
-    """Close every stream."""
     for stream in streams:
         await stream.aclose()
 

@@ -83,7 +83,6 @@ class OutputText:
         return visible
 
     def so_far(self) -> str:
-        """All text that is visible."""
         text = "".join(self._pieces)
         self._pieces = [text]
         if not self._may_come:

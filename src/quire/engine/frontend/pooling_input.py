@@ -113,7 +113,6 @@ class Truncation:
     side: str
 
     def of(self, ids: list[int]) -> list[int]:
-        """Return the ids, cut to the limit."""
         if len(ids) <= self.limit:
             return ids
         return ids[len(ids) - self.limit :] if self.side == "left" else ids[: self.limit]
@@ -164,7 +163,6 @@ class PoolingInputs:
     def __init__(
         self, tokenizer: Tokenizer | None, facts: PoolingFacts, *, vocab_size: int, max_len: int
     ) -> None:
-        """`max_len`: the most tokens of a prompt."""
         self._tokenizer = tokenizer
         self._facts = facts
         self._vocab_size = vocab_size
@@ -177,7 +175,6 @@ class PoolingInputs:
         tokenization_kwargs: Mapping[str, Any] | None,
         **known: Any,
     ) -> EngineCoreRequest:
-        """Return the message for the core; some of its fields are `known`. Raises RequestError."""
         own = completed(params, self._facts)
         side = "right" if self._tokenizer is None else self._tokenizer.truncation_side
         if own.truncate_prompt_tokens is not None:

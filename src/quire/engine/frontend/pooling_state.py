@@ -31,12 +31,10 @@ class PoolingState:
         """The result: [D], or [n, D] for n tokens."""
 
     def take_part(self, part: OutputPart) -> None:
-        """Take in the result; other parts are ignored."""
         if isinstance(part, PooledOutput):
             self.values = part.values
 
     def final(self, end: Finished) -> PoolingRequestOutput[PoolingOutput]:
-        """The output at the end of the request."""
         self.group.num_open -= 1
         values, error = self.values, end.message
         if end.reason is FinishReason.ABORT and values is None:

@@ -49,13 +49,11 @@ class RequestGroup:
     lora_request: LoRARequest | None = None
     num_cached_tokens: int | None = None
     is_queued: bool = True
-    """Whether no output has come yet."""
     num_longest: int = 0
     """Tokens of the longest completion that has ended."""
     num_generated: int = 0
     """Tokens of all completions that have ended."""
     span: RequestSpan | None = None
-    """The request's span in a trace, if there are traces."""
     prompt_logprobs: object = None
     prompt_token_id_logprobs: object = None
     mailbox: RequestOutputCollector | None = None
@@ -66,7 +64,6 @@ class RequestGroup:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all completions have ended."""
         return self.num_open == 0
 
     def set_output_kind(self, kind: RequestOutputKind) -> None:
@@ -186,7 +183,6 @@ class RequestState:
 
     @property
     def is_due(self) -> bool:
-        """Whether an output is due before the end."""
         if self._kind is _DELTA:
             num_new = len(self.text.token_ids) - self._num_given
             return self._num_given == 0 or num_new >= self._interval

@@ -146,7 +146,6 @@ class CrossPrompts:
         params: PoolingParams,
         tokenization_kwargs: Mapping[str, Any] | None,
     ) -> tuple[TokensPrompt, PoolingParams]:
-        """The prompt of a pair, and its parameters. Raises RequestError."""
         kwargs, cut = take_truncation(
             encode_options(tokenization_kwargs), self.max_model_len, self.tokenizer.truncation_side
         )

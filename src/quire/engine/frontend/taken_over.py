@@ -27,13 +27,9 @@ Deliver = Callable[[EngineCoreOutputs | None], None]
 class Sends(Protocol):
     """The part of a client of cores that is needed here."""
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request."""
-        ...
+    def add_request(self, request: EngineCoreRequest) -> None: ...
 
-    def abort_requests(self, handles: list[int]) -> None:
-        """Drop requests."""
-        ...
+    def abort_requests(self, handles: list[int]) -> None: ...
 
 
 class TakenOver:
@@ -42,7 +38,6 @@ class TakenOver:
     def __init__(self, client: Sends) -> None:
         self._client = client
         self.streams: dict[int, Deliver] = {}
-        """Streams by their front ends, and who takes their outputs."""
         self._next = _FIRST
 
     def __len__(self) -> int:

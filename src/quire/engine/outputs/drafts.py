@@ -20,11 +20,9 @@ class OutputDrafts(KeptPart):
         self._is_detailed = is_detailed
 
     def add(self, part: VerifiedDrafts) -> None:
-        """Count a step's drafts."""
         self._metrics.observe(part.num_drafts, part.num_accepted, self._is_detailed)
 
     def end(self, completion: CompletionOutput, num_tokens: int) -> None:
-        """Give the completion its counts."""
         completion.spec_decode_metrics = self._metrics
 
 

@@ -23,7 +23,6 @@ class OutputExperts(KeptPart):
         self._values: np.ndarray[Any, Any] | None = None
 
     def add(self, part: RoutedExperts) -> None:
-        """Take in the experts of the part's tokens."""
         skipped = max(0, self._start - part.first)
         values = part.values[skipped:]
         first = part.first + skipped - self._start
@@ -48,7 +47,6 @@ class OutputExperts(KeptPart):
         return self._values[: end - self._start].copy()
 
     def end(self, completion: CompletionOutput, num_tokens: int) -> None:
-        """Give the completion the experts of its tokens."""
         completion.routed_experts = self.of(num_tokens)
 
 

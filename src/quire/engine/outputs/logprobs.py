@@ -26,7 +26,6 @@ class LogprobFrame:
         self._counts = columns.counts
 
     def row(self, row: int) -> tuple[list[int], list[float], int]:
-        """Return a row's ids, its values, and the rank of its first id."""
         count = self._counts[row]
         return self._ids[row][:count], self._values[row][:count], self._ranks[row]
 

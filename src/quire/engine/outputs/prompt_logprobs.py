@@ -64,7 +64,6 @@ class PromptScores(KeptPart):
         self._scores: np.ndarray[Any, np.dtype[np.float32]] | None = None
 
     def add(self, part: PromptTokenScores) -> None:
-        """Keep the scores."""
         self._scores = part.values
 
     def join(self, shared: SharedOutput) -> None:

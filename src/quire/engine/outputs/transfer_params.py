@@ -17,7 +17,6 @@ class OutputTransferParams(KeptPart):
         self._params: dict[str, Any] | None = None
 
     def add(self, part: TransferParams) -> None:
-        """Keep the params of the part."""
         self._params = part.params
 
     def join(self, shared: SharedOutput) -> None:

@@ -72,7 +72,6 @@ class CorePool:
         """Host memory for K/V of each core, which outlives its process."""
         self.incarnations: dict[int, int] = dict.fromkeys(engine_indices, 0)
         self.processes: dict[int, OwnedProcess] = {}
-        """The process of each core; not of one that was retired."""
 
     @property
     def is_lock_step(self) -> bool:
@@ -154,7 +153,6 @@ class CorePool:
 
     @property
     def spares(self) -> list[ChildProcess]:
-        """The processes that wait to become a core."""
         return [process for process in self._spares if process.is_running]
 
     def keep_spares(self) -> None:

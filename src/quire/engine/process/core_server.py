@@ -150,7 +150,6 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         self._report_queue()
 
     def abort_requests(self, handles: list[int]) -> None:
-        """Abort requests."""
         self.core.abort_requests(handles)
         self._report_queue()
 
@@ -175,7 +174,6 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             self._turn_began = 0.0
 
     def _turn(self) -> None:
-        """One step, if there is anything to do."""
         if self.core.has_work:
             self._num_steps += 1
             self._send(self.core.step())
@@ -194,7 +192,6 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         self._send(EngineCoreOutputs(finished=[Finished(h, FinishReason.ABORT) for h in live]))
 
     def _has_more_to_do(self) -> bool:
-        """Whether the next turn has work without further input."""
         return self.core.has_work
 
     def _wait_for_input(self) -> None:
@@ -203,7 +200,6 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
             self._poller.poll()
 
     def _take_input(self) -> None:
-        """Serve every message that has arrived."""
         # all that has come, before the next step is planned: an abort saves its work, and requests
         # that came together run together
         while has_input(self._input):

@@ -42,7 +42,6 @@ class Vitals:
         self._thread = threading.Thread(target=self._run, name="vitals", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:

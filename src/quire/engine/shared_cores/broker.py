@@ -138,14 +138,12 @@ class CoreBroker:
         self.servers: dict[int, ApiServerConnection] = {}
         self._indices = itertools.count(1)
         self.calls = PendingCalls()
-        """Calls of servers, by their client indices."""
         self._tasks: set[asyncio.Future[Any]] = set()
         self._rejected: Counter[str] = Counter()
         self._media = (0, 0)
         self._is_open = False
 
     def new_index(self) -> int:
-        """The client index of the next incarnation of a server."""
         return next(self._indices)
 
     async def join(
@@ -176,7 +174,6 @@ class CoreBroker:
             await asyncio.gather(ticking, return_exceptions=True)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` as a task."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -194,7 +191,6 @@ class CoreBroker:
             server.end(request.handle, str(error))
 
     def abort(self, handles: list[int]) -> None:
-        """Have the cores drop requests."""
         if handles:
             self._client.abort_requests(handles)
 
@@ -246,7 +242,6 @@ class CoreBroker:
     # calls
 
     async def answer(self, server: ApiServerConnection, call: UtilityRequest) -> None:
-        """Answer a call of a server."""
         try:
             output = UtilityOutput.of_result(call.call_id, await self._perform(server, call))
         except Exception as error:
@@ -293,7 +288,6 @@ class CoreBroker:
         return asyncio.wrap_future(future)
 
     def count(self, report: ServerReport) -> None:
-        """Count what a server has counted."""
         for engine_index, stats in report.by_core:
             self._stats.record(None, stats, engine_index)
         if report.num_rejected:

@@ -122,7 +122,6 @@ class CoreBrokerClient:
             self._media.drop(handle)
 
     def survives(self, handle: int) -> bool:
-        """Whether a request with media goes on after the death of its core."""
         return handle in self._media.digests
 
     def engine_of(self, handle: int) -> int | None:
@@ -174,7 +173,6 @@ class CoreBrokerClient:
         return bool(await self.call(Utility(wire.IS_SCALING)))
 
     async def metrics(self) -> MetricsNow:
-        """The metrics of the engine and of all its servers."""
         return msgspec.convert(await self.call(Utility(wire.METRICS)), MetricsNow)
 
     async def abort_elsewhere(self, shown: Sequence[str] | None) -> int:
@@ -248,7 +246,6 @@ class CoreBrokerClient:
             raise EngineDeadError(str(self._error)) from self._error
 
     def set_up(self) -> None:
-        """Tell the broker that connections are taken."""
         self.is_up = True
         self.report()
 

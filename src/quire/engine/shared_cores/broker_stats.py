@@ -49,7 +49,6 @@ class ApiServerStats(Stats):
         self._operations.append(note)
 
     def take(self) -> ServerReport:
-        """Return the counts since the last call."""
         before, self._reported_rejected = self._reported_rejected, self._rejected
         # differences: the broker adds up the reports of servers that come and go
         rejected = {name: count - before.get(name, 0) for name, count in self._rejected.items()}
@@ -60,7 +59,6 @@ class ApiServerStats(Stats):
         return report
 
     def _new_media(self) -> tuple[int, int] | None:
-        """Queries and hits of the cache of processed media since the last report."""
         if self.media_counts is None:
             return None
         (old_queries, old_hits), now = self._reported_media, self.media_counts()
@@ -68,7 +66,6 @@ class ApiServerStats(Stats):
         return now[0] - old_queries, now[1] - old_hits
 
     async def refresh(self) -> None:
-        """Ask for the metrics of the whole engine."""
         now = await self._client.metrics()
         self.since, self._found = now.since, now.metrics
 

@@ -42,7 +42,6 @@ class LoadBoard:
             self._words[place] = value
 
     def others(self, row: int) -> Load:
-        """The load of all servers except this one."""
         words = self._words
         return Load(
             *(
@@ -52,7 +51,6 @@ class LoadBoard:
         )
 
     def close(self) -> None:
-        """Release the memory."""
         self._words.release()
         self._memory.close()
         os.close(self.fd)
@@ -78,7 +76,6 @@ class Neighbours:
         self._own = Load()
 
     def load(self) -> Load:
-        """The load of all of them together."""
         return self._board.others(self._row)
 
     def tell(self, **changed: float) -> None:

@@ -30,7 +30,6 @@ class DraftTotals:
         return found
 
     def metrics(self, labels: dict[str, str]) -> Iterator[Metric]:
-        """The sums as counters."""
         sums = self._sums()
         if sums is None:
             return

@@ -88,7 +88,6 @@ class Stats(ABC):
         return [msgspec.structs.replace(one, name=prefix + one.name) for one in self._metrics()]
 
     def collector(self, prefix: str = PREFIX) -> MetricsCollector:
-        """The metrics as a collector for a registry of `prometheus_client`."""
         return MetricsCollector(self._metrics, DESCRIPTIONS, prefix=prefix, since=self.since)
 
     @abstractmethod
@@ -222,14 +221,12 @@ class CoreTotals:
     def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         self.latest = SchedulerStats()
         self.latest_at = 0.0
-        """Time of the core's latest report, by the wall clock."""
         self._counts: Counts[str] = Counts()
         self._num_ended = dict.fromkeys(FinishReason, 0)
         self._drafts = DraftTotals()
         self._histograms = {name: Buckets(grown) for name, grown in bounds.items()}
 
     def record(self, scheduler: SchedulerStats | None, step: IterationStats) -> None:
-        """Count one step."""
         counts, histograms = self._counts, self._histograms
         if scheduler is not None:
             self.latest, self.latest_at = scheduler, step.iteration_timestamp
@@ -280,7 +277,6 @@ class CoreTotals:
             self._histograms[name].add(value)
 
     def metrics(self, labels: dict[str, str]) -> Iterator[Metric]:
-        """The totals as they are now."""
         yield from self._gauges(labels)
         yield from self._counters(labels)
         yield from self._drafts.metrics(labels)
@@ -327,7 +323,6 @@ class OperationTotals:
         self._durations: dict[tuple[str, str], Buckets] = {}
 
     def add(self, note: OperationNote) -> None:
-        """Count a note."""
         key = note.metric, note.operation
         self._in_flight[key] += 1 if note.seconds is None else -1
         durations = self._durations.setdefault(key, Buckets(BOUNDS))
@@ -335,7 +330,6 @@ class OperationTotals:
             durations.add(note.seconds)
 
     def metrics(self) -> Iterator[Metric]:
-        """The totals as they are now."""
         for (metric, operation), durations in self._durations.items():
             labels = {"operation": operation}
             yield durations.histogram(f"{metric}_operation_duration_seconds", labels)
@@ -354,12 +348,10 @@ class Buckets:
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count `value` `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times
 
     def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
-        """The counts as they are now."""
         totals = list(accumulate(self._counts))
         texts = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         return Histogram(name, labels, totals[-1], self.sum, dict(zip(texts, totals, strict=True)))

@@ -203,7 +203,6 @@ class StatLoggers:
     def record(
         self, scheduler: SchedulerStats | None, step: IterationStats, engine_index: int
     ) -> None:
-        """Have the logger of a core record a step."""
         try:
             # the code of a user must not end the engine, not by sys.exit either
             self._of(engine_index).record(scheduler, step, None, engine_idx=engine_index)
@@ -211,11 +210,9 @@ class StatLoggers:
             self._note("record", error)
 
     def record_sleep_state(self, is_asleep: int, level: int) -> None:
-        """Have all of them record it."""
         self._call("record_sleep_state", is_asleep, level)
 
     def log(self) -> None:
-        """Have all of them log."""
         self._call("log")
 
     def _call(self, method: str, *args: int) -> None:

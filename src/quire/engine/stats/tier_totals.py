@@ -29,7 +29,6 @@ class TierTotals:
     num_expired: int = 0
 
     def add(self, stats: SchedulerStats) -> None:
-        """Count a step."""
         self.queries += stats.external_prefix_cache_queries
         self.hits += stats.external_prefix_cache_hits
         self.load_bytes += stats.kv_offload_load_bytes

@@ -69,7 +69,6 @@ class Channel(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
@@ -78,7 +77,6 @@ class Channel(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def encode(self, message: object) -> list[Frame]:
-        """Encode what a program asks for. Raises NotEncodable."""
         return self._encoder.encode(message, is_strict=True)
 
     def send(
@@ -99,12 +97,10 @@ class Channel(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
         if self._transport is not None:
             self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Return when the channel is closed."""
         # one waiter that is cancelled must not cancel the future of all
         await asyncio.shield(self._closed)
 
@@ -145,7 +141,6 @@ class Channel(asyncio.Protocol):
             serve(message)
 
     def _next(self) -> tuple[bytes, int, list[bytes]] | None:
-        """The next message, if all of it is here."""
         buffer = self._buffer
         if len(buffer) < _HEAD.size:
             return None

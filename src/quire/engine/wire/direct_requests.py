@@ -26,7 +26,6 @@ class DirectRequests:
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
-        """Names of unfinished direct requests, by handle."""
         self._next_handle = FIRST_HANDLE
 
     def take(self, request: EngineCoreRequest) -> EngineCoreRequest:
@@ -63,7 +62,6 @@ class DirectRequests:
                 self.names.pop(handle, None)
 
     def name(self, outputs: EngineCoreOutputs) -> None:
-        """Put the names of direct requests into outputs."""
         known = self.names
         found = {handle: known[handle] for handle in outputs.handles if handle in known}
         for end in outputs.finished:

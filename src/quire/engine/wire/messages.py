@@ -278,7 +278,6 @@ class UtilityOutput(msgspec.Struct, array_like=True, gc=False):
 
     @classmethod
     def of_failure(cls, call_id: int, error: BaseException) -> Self:
-        """The answer to a call that raised `error`."""
         return cls(call_id, text_of(error), None, type(error).__name__)
 
 

@@ -36,7 +36,6 @@ class OutputList(MutableSequence[EngineCoreOutput]):
         self._write()
 
     def insert(self, index: int, value: EngineCoreOutput) -> None:
-        """Put an output before the one at `index`."""
         self._outputs.insert(index, value)
         self._write()
 

@@ -14,9 +14,7 @@ class MediaSource(Protocol):
     """Something that an item's inputs can be made of again: the bytes of a picture as they came."""
 
     @property
-    def nbytes(self) -> int:
-        """The memory that it takes."""
-        ...
+    def nbytes(self) -> int: ...
 
     def make_inputs(self) -> Future[dict[str, Any]]:
         """Begin to make `MediaItem.inputs`, the same values as before. Does not block."""

@@ -38,7 +38,6 @@ class AdaptersOff(CoreFeature):
     fields = ("adapter",)
 
     def prepare(self, request: Request, message: EngineCoreRequest) -> None:
-        """Raise RequestError."""
         raise RequestError(ADAPTERS_ARE_OFF, parameter="lora_request")
 
 
@@ -71,7 +70,6 @@ class AdapterStore(CoreFeature):
         self._known = KnownFolders()
         self._ids: OrderedDict[int, AdapterRef] = OrderedDict()
         self._names: OrderedDict[int, str] = OrderedDict()
-        """Name of each adapter, by its number, in the latest request that had it."""
         self._asked: dict[int, AdapterRef] = {}
         """Adapter that each request asked for, by its handle; some ended requests are still there.
         """
@@ -83,9 +81,6 @@ class AdapterStore(CoreFeature):
     # requests
 
     def prepare(self, request: Request, message: EngineCoreRequest) -> None:
-        """Give a request its adapter, or the prerequisite that it is read. Raises RequestError if
-        it cannot have it.
-        """
         ref = message.adapter
         assert ref is not None, "the request concerns adapters"
         self._remember(request, ref)
@@ -100,7 +95,6 @@ class AdapterStore(CoreFeature):
         request.adapter = number
 
     def asked_by(self, request: Request) -> AdapterRef | None:
-        """The name and id by which a live request has asked for its adapter."""
         return self._asked.get(request.handle)
 
     def poll(self) -> list[tuple[int, str]]:
@@ -122,11 +116,9 @@ class AdapterStore(CoreFeature):
         self._reader.begin()
 
     def is_busy(self) -> bool:
-        """Whether `poll` has, or will have, something to report apart from requests that wait."""
         return bool(self._failed) or any(loading.calls for loading in self._reader)
 
     def wait(self, timeout_s: float) -> None:
-        """Block until some folder is read, at most for `timeout_s`; not at all if none is."""
         self._reader.wait(timeout_s)
 
     # calls
@@ -205,7 +197,6 @@ class AdapterStore(CoreFeature):
         self._slots.forget(self._slots.in_slots)
 
     def close(self) -> None:
-        """End the thread after what it reads now."""
         self._reader.close()
 
     # details
@@ -244,7 +235,6 @@ class AdapterStore(CoreFeature):
         return f"all {self._slots.num_slots} slots (max_loras) are pinned for others"
 
     def _register(self, ref: AdapterRef, number: int) -> None:
-        """Note that an adapter is used now, under its id."""
         remember(self._ids, ref.id, ref)
         remember(self._names, number, ref.name)
         if number in self._kept:

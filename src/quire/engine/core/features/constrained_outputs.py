@@ -22,7 +22,6 @@ class ConstrainedOutputs(CoreFeature):
 
     @property
     def masks(self) -> Masks:
-        """See `CoreFeature.masks`."""
         return self._masks
 
     def prepare(self, request: Request, message: EngineCoreRequest) -> None:
@@ -33,5 +32,4 @@ class ConstrainedOutputs(CoreFeature):
                 request.constrain(constraint)
 
     def close(self) -> None:
-        """End the threads that compile."""
         self._grammars.close()

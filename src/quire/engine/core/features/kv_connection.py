@@ -95,7 +95,6 @@ class KVConnection(CoreFeature):
     # the scheduler
 
     def offer(self, request: Request, num_local: int) -> tuple[int | None, bool]:
-        """See `Connection`."""
         view = self._views.get(request.handle)
         if view is None:
             return 0, False
@@ -107,7 +106,6 @@ class KVConnection(CoreFeature):
             return 0, False
 
     def begin(self, request: Request, blocks: Sequence[tuple[int, BlockKey]], count: int) -> None:
-        """See `Connection`."""
         view = self._views[request.handle]
         view.status = RequestStatus.WAITING_FOR_REMOTE_KVS
         self._has_begun = True
@@ -118,7 +116,6 @@ class KVConnection(CoreFeature):
             self._give_up()
 
     def entered(self, request: Request, count: int) -> None:
-        """See `Connection`."""
         view = self._views.get(request.handle)
         if view is None:
             return
@@ -133,7 +130,6 @@ class KVConnection(CoreFeature):
             self._give_up()
 
     def finish(self, request: Request, stop: Stop | None) -> bool:
-        """See `Connection`."""
         view = self._views.pop(request.handle, None)
         self._computed.pop(request.handle, None)
         if view is None:
@@ -157,7 +153,6 @@ class KVConnection(CoreFeature):
         return keeps
 
     def take_bad_blocks(self) -> Collection[int]:
-        """See `Connection`."""
         if not self._bad:
             return ()
         bad, self._bad = self._bad, set()
@@ -298,7 +293,6 @@ class KVConnection(CoreFeature):
         return has_ends or self._connector.has_pending_push_work()
 
     def take_events(self) -> list[AnyKVCacheEvent]:
-        """The connector's own events of the KV cache."""
         if self._free_at is not None:
             return []
         try:
@@ -360,7 +354,6 @@ class KVConnection(CoreFeature):
     # plans
 
     def _output_of(self, plan: StepPlan | None) -> StepView:
-        """A plan as connectors read it."""
         output = StepView()
         if plan is None:
             return output

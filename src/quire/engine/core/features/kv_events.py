@@ -67,7 +67,6 @@ class KVEvents(CoreFeature):
     # the pool
 
     def published(self, block: int, key: BlockKey, request: Request, num_tokens: int) -> None:
-        """See `BlockListener`."""
         spec = self._groups[key[1]]
         if spec.kind not in _KINDS:
             return
@@ -106,12 +105,10 @@ class KVEvents(CoreFeature):
         event.extra_keys.append(_extra_keys(request, start, num_tokens, event.lora_name))
 
     def evicted(self, block: int, key: BlockKey) -> None:
-        """See `BlockListener`."""
         if self._groups[key[1]].kind in _KINDS:
             self._remove(GPU, key)
 
     def cleared(self) -> None:
-        """See `BlockListener`."""
         self._add(AllBlocksCleared())
         for medium, key in self._tier_contents():  # which are there all the same
             self.tier_changed(medium, key, is_there=True)
@@ -122,7 +119,6 @@ class KVEvents(CoreFeature):
     # the tier
 
     def tier_changed(self, medium: str, key: BlockKey, *, is_there: bool) -> None:
-        """See `TierListener`."""
         if medium not in self._media or self._groups[key[1]].kind not in _KINDS:
             return
         if not is_there:

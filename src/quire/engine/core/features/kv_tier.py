@@ -44,7 +44,6 @@ class SharedIndex:
         """
         self._executor = executor
         self._by_worker: list[dict[str, set[BlockKey]]] = []
-        """Contents of each medium, by worker."""
         self.listeners: list[TierListener] = []
         self._threshold, self._most_seen = threshold, most_seen
         self._seen: OrderedDict[BlockKey, int] = OrderedDict()
@@ -55,7 +54,6 @@ class SharedIndex:
         return all(any(key in kept for kept in media.values()) for media in self._by_worker)
 
     def all_have(self, medium: str, key: BlockKey) -> bool:
-        """Whether this medium of every worker has the content."""
         return all(key in media[medium] for media in self._by_worker)
 
     def contents(self) -> Iterator[tuple[str, BlockKey]]:
@@ -81,7 +79,6 @@ class SharedIndex:
         self._executor.collective_rpc("wait_for_transfers", (timeout_s,), {})
 
     def note(self, reports: Sequence[TransferReport]) -> None:
-        """Take in the changes that the workers report."""
         if not self._by_worker:
             self._by_worker = [{CPU: set(), STORAGE: set()} for _ in reports]
         for media, report in zip(self._by_worker, reports, strict=True):

@@ -80,11 +80,9 @@ class EmbeddedChat:
         return [*pieces, rendered]
 
     def num_tokens(self, pieces: Sequence[Sequence[int]]) -> int:
-        """The length of the prompt of these pieces."""
         return sum(map(len, pieces)) + sum(map(len, self._rows))
 
     def prompt(self, pieces: Sequence[Sequence[int]]) -> EmbeddedPrompt:
-        """The prompt of the texts around the embeddings, as ids."""
         ids: list[int] = []
         is_id: list[bool] = []
         rows = np.zeros((self.num_tokens(pieces), self._width), np.result_type(*self._rows))
@@ -105,11 +103,9 @@ class EmbeddedPrompt(NamedTuple):
     is_id: list[bool]
 
     def media(self) -> PromptMedia:
-        """The embeddings at their places."""
         return media_of(self.rows, self.is_id)
 
     def content(self) -> dict[str, Any]:
-        """The prompt as an `EmbedsPrompt`."""
         return {
             "prompt_embeds": self.rows,
             "prompt_token_ids": self.ids,

@@ -100,11 +100,9 @@ class PromptsWithPictures(ABC):
         return self._thread.run(self.loaded(media))
 
     def forget(self) -> None:
-        """Drop processed pictures that are kept for other prompts."""
         self._loader.cache.clear()
 
     def close(self) -> None:
-        """Release what loading needs."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
@@ -151,7 +149,6 @@ class PromptsWithPictures(ABC):
         """
 
     def _made_again(self, placed: Sequence[PlacedPicture]) -> dict[bytes, PictureSource]:
-        """The sources of pictures, by digest."""
         found = {each.digest: self._remaker.source_of(each) for each in placed}
         return {digest: source for digest, source in found.items() if source is not None}
 
