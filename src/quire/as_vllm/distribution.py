@@ -21,5 +21,4 @@ class ServedDistribution(Distribution):
         }.get(filename)
 
     def locate_file(self, path: str | PathLike[str]) -> Path:
-        """Path that a file of it would have."""
         return Path(__file__).parent / path

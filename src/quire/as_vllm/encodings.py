@@ -33,9 +33,7 @@ EMBED_DTYPES = {
     "fp8_e4m3": NumberFormat(torch.float8_e4m3fn, "u1"),
     "fp8_e5m2": NumberFormat(torch.float8_e5m2, "u1"),
 }
-"""The values of `embed_dtype`."""
 ENDIANNESS = ("native", "big", "little")
-"""The values of `endianness`."""
 
 
 @dataclass

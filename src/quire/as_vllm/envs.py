@@ -45,4 +45,3 @@ def _reader(name: str) -> Callable[[], Any]:
 environment_variables: dict[str, Callable[[], Any]] = {
     name: _reader(name) for name in sorted({*_DEFAULTS, *TRANSLATED, *TRUE_ANYWAY, *INSTEAD})
 }
-"""Name -> what reads it."""

@@ -45,7 +45,6 @@ class ServedModule(ModuleType):
 
 
 def _variable(name: str) -> Any:
-    """The value that a variable has now."""
     from quire.as_vllm.envs import environment_variables
 
     if name not in environment_variables:
@@ -124,7 +123,6 @@ class ServedFinder:
         raise ModuleNotFoundError(why_missing(fullname), name=name)
 
     def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
-        """The package as `importlib.metadata` shows it."""
         from quire.as_vllm.distribution import ServedDistribution
 
         return [ServedDistribution()] if context.name in (None, ROOT) else []

@@ -93,7 +93,6 @@ class DeviceKind:
 
     @property
     def device_type(self) -> str:
-        """torch's word for it."""
         import torch
 
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -101,13 +100,11 @@ class DeviceKind:
     device_name = device_type
 
     def is_cuda(self) -> bool:
-        """Whether it is an NVIDIA device."""
         return self.device_type == "cuda"
 
     is_cuda_alike = is_cuda
 
     def is_cpu(self) -> bool:
-        """Whether it is the CPU."""
         return self.device_type == "cpu"
 
     def _is_other(self) -> bool:

@@ -66,7 +66,6 @@ class Statistics:
         self._num_tokens = self._num_pieces = 0
 
     def take(self, piece: Piece) -> None:
-        """Count a piece that came now."""
         self._num_tokens += piece.num_tokens
         if not piece.text:
             return

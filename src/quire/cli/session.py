@@ -49,7 +49,6 @@ class Session:
 
     @classmethod
     def open(cls, args: argparse.Namespace) -> Self:
-        """Load the model that the engine flags name."""
         from quire.engine.llm_engine import LLMEngine
 
         engine_args = EngineArgs.from_cli_args(args)
@@ -123,7 +122,6 @@ class Session:
         return front_end.inputs.chat_prompt(messages, render)
 
     def close(self) -> None:
-        """Give the memory back."""
         self._engine.close()
 
     def __enter__(self) -> Self:

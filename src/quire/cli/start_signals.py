@@ -65,4 +65,3 @@ class StartSignals:
 
 
 start_signals = StartSignals()
-"""The start signals of this process."""

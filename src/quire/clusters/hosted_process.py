@@ -59,9 +59,7 @@ class HostedProcess:
         return Ending(code, words, last_words)
 
     def ask_to_end(self) -> None:
-        """As `ChildProcess.ask_to_end`."""
         self._process.ask_to_end()
 
     def kill(self) -> None:
-        """As `ChildProcess.kill`."""
         self._process.kill()

@@ -37,7 +37,6 @@ class DescribedModel:
 
     @property
     def decoder(self) -> AnyDecoder:
-        """The description of the model."""
         return describe_model(self.hf_config, self.model_impl, self.pooler)
 
 

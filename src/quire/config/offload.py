@@ -34,7 +34,6 @@ class Offload(msgspec.Struct, frozen=True):
         return self.host_bytes - self.device_bytes
 
     def describe(self) -> str:
-        """The sizes in words."""
         count = "one buffer" if self.num_buffers == 1 else f"{self.num_buffers} buffers"
         return (
             f"{gib(self.host_bytes)} of weights stay in host memory, and each step copies them "

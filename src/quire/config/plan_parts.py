@@ -182,7 +182,6 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the model runs on a GPU."""
         return self.device == "cuda"
 
     @property

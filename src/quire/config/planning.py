@@ -340,7 +340,6 @@ def _pooling(
 
 
 def _token_id(folder: str | None, mode: str, token: str) -> int | None:
-    """The id of a token in the tokenizer of a folder."""
     if folder is None:
         allowed = "classifier_from_token names tokens, which the engine has no tokenizer for"
         raise InvalidParameter("skip_tokenizer_init", True, allowed)
@@ -443,7 +442,6 @@ class ConfigDict(dict[str, Any]):
             raise AttributeError(f"config.json has no key {name!r}", name=name, obj=self) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """The plain dict."""
         plain: dict[str, Any] = _plain(self)
         return plain
 
@@ -616,7 +614,6 @@ def _sizes(config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
 
 
 def _num_in_encoder(config: dict[str, Any], decoder: Decoder) -> int:
-    """Number of values in the weights of the vision encoder."""
     if not has_vision(config):
         return 0
     from quire.config.picture_facts import num_encoder_parameters
@@ -625,7 +622,6 @@ def _num_in_encoder(config: dict[str, Any], decoder: Decoder) -> int:
 
 
 def _storage(args: EngineOptions, config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
-    """Storage of a checkpoint in codes, for `ModelFacts`."""
     if isinstance(decoder, ForeignDecoder):
         return _foreign_storage(config, decoder)
     storage = read_storage(config)

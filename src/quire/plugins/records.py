@@ -42,7 +42,6 @@ class PluginRecord:
             self._take_back()
 
     def take_back(self) -> None:
-        """Take its entries away."""
         with self._lock:
             self._take_back()
 

@@ -30,7 +30,6 @@ _ADAPTERS = OptionGroup("Adapters")
 SAMPLING_AND_OUTPUT = OptionGroup("Sampling and output")
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of `max_lora_rank`."""
 
 
 @dataclass(init=False, repr=False, eq=False)  # EngineArgs has those methods

@@ -102,11 +102,9 @@ class OptionGroup:
         return dataclasses.field(default=default, metadata=metadata)
 
     def text(self, default: str | None, help: str, **facts: Any) -> Any:
-        """A string."""
         return self.option(default, help, Kind.TEXT, **facts)
 
     def integer(self, default: int | None, help: str, **facts: Any) -> Any:
-        """An integer."""
         return self.option(default, help, Kind.INTEGER, **facts)
 
     def size(self, default: int | None, help: str, **facts: Any) -> Any:
@@ -114,7 +112,6 @@ class OptionGroup:
         return self.option(default, help, Kind.SIZE, **facts)
 
     def number(self, default: float | None, help: str, **facts: Any) -> Any:
-        """A number."""
         return self.option(default, help, Kind.NUMBER, **facts)
 
     def flag(self, default: bool | None, help: str, **facts: Any) -> Any:
@@ -122,7 +119,6 @@ class OptionGroup:
         return self.option(default, help, Kind.FLAG, **facts)
 
     def mapping(self, default: dict[str, Any] | None, help: str, **facts: Any) -> Any:
-        """A dict."""
         return self.option(default, help, Kind.OBJECT, **facts)
 
     def names(self, default: str | None, help: str, **facts: Any) -> Any:

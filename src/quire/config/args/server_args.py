@@ -240,12 +240,10 @@ class ServerArgs(CommandLineOptions):
 
     @property
     def num_api_servers(self) -> int:
-        """Number of processes that answer HTTP."""
         return self.api_server_count or 1
 
     @property
     def num_stored_responses(self) -> int:
-        """Number of responses that are kept."""
         if self.max_stored_responses is None:
             return _KEPT_RESPONSES if self.num_api_servers == 1 else 0
         return self.max_stored_responses
@@ -262,7 +260,6 @@ class ServerArgs(CommandLineOptions):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The API keys."""
         return tuple(listed(self.api_key))
 
 

@@ -30,11 +30,9 @@ class Decisions:
         return value
 
     def value(self, name: str) -> Any:
-        """Return the value that was decided for a field."""
         return self._values[name]
 
     def reason(self, name: str) -> str:
-        """Return why a field was decided so."""
         return self._reasons[name]
 
     def requested(self, name: str, field: str | None = None) -> Any:
@@ -50,5 +48,4 @@ class Decisions:
         self._notes.append(sentence)
 
     def plan(self) -> EnginePlan:
-        """The finished plan."""
         return EnginePlan.of(self._values, self._reasons, self._notes)

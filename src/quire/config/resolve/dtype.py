@@ -19,7 +19,6 @@ _NOT_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
 """Models whose activations leave float16's range."""
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one value."""
 
 _FP8_KV = "float8_e4m3fn"
 SCALED_KV = ("int8", _FP8_KV)
