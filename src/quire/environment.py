@@ -382,9 +382,7 @@ def _bundles(given: Mapping[str, str], name: str) -> tuple[int, ...] | None:
 
 
 class RankEnvironment(msgspec.Struct, frozen=True):
-    """Settings for the workers of a core: the layers of each stage (None: equal shares), and the
-    CPUs of each worker's threads as they were written.
-    """
+    """Of a core's workers: layers of each stage (None: equal), CPUs of threads as written."""
 
     stage_layers: tuple[int, ...] | None
     threads_bind: str

@@ -246,9 +246,7 @@ class WeightUpdateError(EngineError, RuntimeError):
 
 
 class PeersLost(EngineDeadError):
-    """Another core of a group that steps together is gone, so this one cannot step either; the
-    group is restarted as a whole.
-    """
+    """Another core of a group in lock step is gone; the group is restarted as a whole."""
 
 
 class LoadError(EngineError, ValueError):

@@ -26,9 +26,7 @@ _MOST = 10_000
 
 
 class _Methods:
-    """Sources and what they are compiled to: those of the file, which is read with the first class
-    that is made, and new ones.
-    """
+    """Sources and their code: of the file, read with the first class, and new ones."""
 
     def __init__(self) -> None:
         self._known: dict[str, CodeType] | None = None

@@ -1,6 +1,4 @@
-"""The options of requests: one value that each public face makes of its arguments, and that is
-carried whole to where they are used.
-"""
+"""The options of requests, one value that public faces make, carried whole to its users."""
 
 from __future__ import annotations
 

@@ -28,9 +28,7 @@ async def collect_from_async_generator(iterator: AsyncIterator[T]) -> list[T]:
 async def merge_async_iterators(
     *iterators: AsyncIterator[T],
 ) -> AsyncIterator[tuple[int, T]]:
-    """Merges the items of several, as they come, with the number of their source. Those that
-    have not ended are closed with this.
-    """
+    """Merges items of several, with their source's number; closing this closes the others."""
     waiting = {asyncio.ensure_future(anext(it)): number for number, it in enumerate(iterators)}
     try:
         while waiting:

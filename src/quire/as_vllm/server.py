@@ -94,9 +94,7 @@ async def build_async_engine_client_from_engine_args(
 
 
 class EmbeddedApp:
-    """The ASGI app of a server, which a program runs or mounts. `init_app_state` brings the engine;
-    until then requests are an error.
-    """
+    """The ASGI app of a server; requests are an error before `init_app_state` brings the engine."""
 
     def __init__(self) -> None:
         self.state = State()

@@ -180,9 +180,7 @@ def token_inputs(
 def load_chat_template(
     chat_template: str | os.PathLike[str] | None, *, is_literal: bool = False
 ) -> str | None:
-    """The text of a template: of a file, or what was given where that is a template itself. Raises
-    ValueError for the name of a file that is not there.
-    """
+    """A template's text, of a file or given itself. Raises ValueError for a missing file."""
     if chat_template is None or is_literal:
         return None if chat_template is None else str(chat_template)
     path = os.fspath(chat_template)

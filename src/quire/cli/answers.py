@@ -34,9 +34,7 @@ Pieces = Generator[Piece, None, None]
 
 
 class Model(Protocol):
-    """A model that answers. The pieces of an answer are yielded as they are generated; closing the
-    iterator ends the generation.
-    """
+    """A model that answers, in pieces as they are generated; closing the iterator ends it."""
 
     def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Pieces:
         """The next message of a conversation."""

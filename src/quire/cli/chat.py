@@ -89,9 +89,7 @@ class Talk:
         return True
 
     def add_picture(self, file: Path) -> None:
-        """Send a picture with the next question. Raises InvalidParameter for a file that is not
-        one.
-        """
+        """Send a picture with the next question. Raises InvalidParameter for another file."""
         self._pictures.append(picture_part(file))
 
     def ask(self, question: str) -> Answer:

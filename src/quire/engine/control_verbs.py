@@ -72,9 +72,7 @@ def _forgotten(method: str | Callable[..., Any], *_: Any) -> tuple[Hashable, ...
 
 
 class WorkerVerbs:
-    """Verbs for the workers. A client that blocks has these, too: programs of others look
-    for them there (`engine_core.save_sharded_state`).
-    """
+    """Verbs for workers, also of clients that block (`engine_core.save_sharded_state`)."""
 
     @verb(
         combine=joined,

@@ -197,9 +197,7 @@ COUNTERPARTS: Mapping[str, Mapping[str, str]] = {
 
 
 class _Counterpart:
-    """Stands in a class for a documented attribute that its objects lack. An object that has an
-    attribute of the name after all keeps it.
-    """
+    """Stands for a documented attribute that objects lack; one that has it keeps its own."""
 
     def __init__(self, name: str, hint: str) -> None:
         self._name, self._hint = name, hint

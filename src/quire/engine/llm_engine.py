@@ -101,9 +101,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
         enable_multiprocessing: bool = False,
     ) -> Self:
-        """Make an engine from its arguments. Raises RequestError for an invalid argument, LoadError
-        for a model that cannot be loaded.
-        """
+        """Make an engine from arguments. Raises RequestError for these, LoadError for the model."""
         front_end = None
         is_elsewhere = engine_args.data_parallel_backend == "ray"
         if enable_multiprocessing or engine_args.is_copied or is_elsewhere:

@@ -1,6 +1,4 @@
-"""The requests of one offline caller: many prompts in, their outputs in the same order. The
-caller's thread steps the engine until all are finished.
-"""
+"""One offline caller's requests: many prompts in, outputs in order; its thread makes the steps."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ T = TypeVar("T")
 
 
 def one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
-    """Have calls from other threads wait until the method returns; its own may use `self` again,
-    but not while the engine works.
-    """
+    """Calls of other threads wait for the method; its own may use `self`, but not in a step."""
 
     @wraps(method)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -216,9 +212,7 @@ def _warn_of_failures(outputs: Sequence[AnyOutput]) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class OfflineBatch:
-    """The prompts of one call, `total` in number, taken one by one, and what goes with them: one
-    value for all, or one for each.
-    """
+    """The prompts of a call, `total` in number, and one value for all or for each."""
 
     prompts: Iterable[object]
     total: int

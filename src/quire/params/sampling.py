@@ -131,9 +131,7 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
             sampling_rules.check_min_tokens(self)
 
     def follow_trace(self, room: int) -> None:
-        """Have nothing end an output that is given but its own end, `max_tokens`, or the end of the
-        `room` that the model has left.
-        """
+        """Let a given output end only by its own end, `max_tokens` or the model's `room`."""
         if self.trace_decode_token_ids is None:
             return
         self.trace_decode_token_ids = self.trace_decode_token_ids[:room]

@@ -1,6 +1,4 @@
-"""Checks the fields of `SamplingParams`: by themselves (`check`), and for one model with its
-vocabulary and the engine's limits (`verify`).
-"""
+"""Checks `SamplingParams` by itself (`check`), and for a model and its limits (`verify`)."""
 
 from __future__ import annotations
 

@@ -44,9 +44,7 @@ def load_general_plugins() -> None:
 
 
 def load_group(group: str) -> dict[str, Any]:
-    """The values of a group's plugins by their names, without those that cannot be imported; the
-    second of a name is left out, and the log says so.
-    """
+    """The values of a group's plugins, by name; the log names those left out, also duplicates."""
     found: dict[str, Any] = {}
     holders: dict[str, EntryPoint] = {}
     for point in filter(allowed, installed(group)):

@@ -14,9 +14,7 @@ _MOST = 12
 
 
 def missing_names(module: str) -> list[str]:
-    """The names of vLLM that a module's source imports and Quire does not have, sorted; none where
-    the source cannot be read.
-    """
+    """Names of vLLM that a source imports and Quire lacks, sorted; none if it is unreadable."""
     table = importlib.import_module(*_TABLE)
     names = set(_imported(module))
     return sorted(name for name in names if not _is_served(table, name))

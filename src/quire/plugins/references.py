@@ -12,9 +12,7 @@ C = TypeVar("C")
 
 
 def resolve_reference(given: Any) -> Any:
-    """The value itself, imported where it is given as "module:name" (a dot may stand for the
-    colon). Raises PluginError where that fails.
-    """
+    """The value, imported where it is "module:name" or dotted. Raises PluginError."""
     if not isinstance(given, str):
         return given
     module, colon, path = given.partition(":")

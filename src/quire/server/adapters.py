@@ -1,6 +1,4 @@
-"""The LoRA adapters that clients choose by name: those of --lora-modules, those that were loaded
-over HTTP, and those that resolvers find.
-"""
+"""LoRA adapters by name: of --lora-modules, loaded over HTTP, or found by resolvers."""
 
 from __future__ import annotations
 

@@ -150,9 +150,7 @@ class Server:
             self.texts.close()
 
     async def abort_shown(self, names: Sequence[str] | None) -> int:
-        """Abort the requests that clients know by these names (None: all), in all API servers of
-        the engine; returns how many there were.
-        """
+        """Abort requests by clients' names (None: all), in all API servers; returns how many."""
         num_elsewhere = 0 if self.abort_elsewhere is None else await self.abort_elsewhere(names)
         return num_elsewhere + await self.abort_here(names)
 

@@ -78,9 +78,7 @@ class EndpointPlugins:
                 _leave_out(plugin.name, error)
 
     async def start(self, engine: Any, args: Any) -> None:
-        """Have them prepare what their handlers need. Raises PluginError where one fails: its
-        routes are there already, and would fail.
-        """
+        """Let them prepare. Raises PluginError where one fails: its routes are there already."""
         assert self._app is not None, "they have been added"
         for plugin in self._plugins:
             try:

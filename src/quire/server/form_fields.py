@@ -43,9 +43,7 @@ def name_whole(error: InvalidParameter, parts: FormParts) -> None:
 
 
 def note_unenforced(request: Request, fields: Iterable[str]) -> None:
-    """Have the reply to a request name the keywords of its schemas that are not enforced, which are
-    a field of the engine and a JSON pointer each.
-    """
+    """Name the keywords of schemas that are not enforced: a field and a JSON pointer each."""
     state = request.scope["state"]
     body = state.get(BODY_SLOT)
     for each in fields:

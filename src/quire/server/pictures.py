@@ -104,9 +104,7 @@ class ChatPictures(PromptPictures):
     def found(
         cls, request: Request, body: MediaFields, prompts: PromptsWithPictures, messages: list[Any]
     ) -> Self | None:
-        """Find the pictures of messages; None where there are none. Raises RequestError for
-        pictures that are malformed or too many.
-        """
+        """Pictures of messages, or None. Raises RequestError for malformed or too many ones."""
         texts, given = prompts.taken_out(messages)
         return cls(request, body, prompts, texts, given) if given else None
 

@@ -14,9 +14,7 @@ from quire.config.args.server_args import ServerArgs
 
 @dataclass
 class AsyncEngineArgs(EngineArgs):
-    """`EngineArgs` for an engine that serves several callers at once: its steps are shorter unless
-    `max_num_batched_tokens` is given.
-    """
+    """`EngineArgs` for many callers: shorter steps where `max_num_batched_tokens` is not given."""
 
     serves_several_callers: ClassVar[bool] = True
 

@@ -86,9 +86,7 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class OptionGroup:
-    """Makes the fields of options that stand under one heading. `facts` are those of `Option`; the
-    default None makes a value optional.
-    """
+    """Makes the fields below one heading; `facts` are those of `Option`. Default None: optional."""
 
     heading: str
 
@@ -165,9 +163,7 @@ def fields_of(args: Any) -> list[dataclasses.Field[Any]]:
 
 
 def tuning_of(args: Any) -> dict[str, str | bool | int | float | None]:
-    """The options that only tune other engines whose value is a text, a number, a boolean or None
-    and not the default.
-    """
+    """Tuning options with a plain value (text, number, boolean, None) that is not the default."""
     given = {name: vars(args)[name] for name, each in options_of(args).items() if each.only_tunes}
     defaults = {field.name: default_of(field) for field in fields_of(args)}
     return {

@@ -45,9 +45,7 @@ def decide_media(d: Decisions) -> None:
 
 
 def takes_pictures(args: EngineOptions) -> bool:
-    """Whether the options let prompts have pictures, if the model takes some. Raises
-    InvalidParameter for limits that make no sense.
-    """
+    """Whether options let prompts have pictures. Raises InvalidParameter for bad limits."""
     if not args.limit_mm_per_prompt:
         return not args.language_model_only
     from quire.media.item_limits import read_limits

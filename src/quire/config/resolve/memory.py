@@ -139,9 +139,7 @@ def _decide_measuring(d: Decisions, *, keeps_tokens: bool) -> None:
 
 
 def _decide_utilization(d: Decisions, kv_cache_bytes: int, length: int) -> None:
-    """Fix memory_utilization: as it was given, or as it follows from the sizes. That is a share of
-    all memory, so that it does not change with what others do.
-    """
+    """Fix memory_utilization, given or from sizes: a share of all memory, not of what is free."""
     share = _given_share(d)
     if share is None:
         bytes_taken, taken = _taken(d, length)

@@ -139,9 +139,7 @@ class _Share(NamedTuple):
 
 
 def _share(d: Decisions, is_headless: bool) -> _Share:
-    """The part of this machine, by the options of data parallel or, where `nnodes` machines share
-    the copies equally, by its number among them.
-    """
+    """This machine's part: by the options, or by its number where `nnodes` share equally."""
     args = d.args
     local, start, rank = (
         args.data_parallel_size_local,

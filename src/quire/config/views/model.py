@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 class ModelView(PlanView):
-    """`vllm_config.model_config`. Heads are those of the first layer with attention; what a model
-    without attention would have is 0.
-    """
+    """`vllm_config.model_config`. Heads: of the first layer with attention, 0 without any."""
 
     name = "model_config"
     parts = ("model", "sampling")

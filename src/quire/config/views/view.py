@@ -7,9 +7,7 @@ from typing import Any, NoReturn
 
 
 class Fact:
-    """An attribute of a view that reads a `field` (None: the one of its own name) of a part of the
-    plan (None: the first one of the view).
-    """
+    """Reads a `field` (None: of its own name) of a part of the plan (None: the view's first)."""
 
     def __init__(self, field: str | None = None, part: str | None = None) -> None:
         self.field, self.part = field or "", part
@@ -34,9 +32,7 @@ class Fixed:
 
 
 class Tuned:
-    """An attribute of a view that shows an option as it was given which only tunes other engines;
-    `default` where it was left out.
-    """
+    """Shows an option that only tunes other engines as it was given, else `default`."""
 
     def __init__(self, default: Any) -> None:
         self._default, self._name = default, ""

@@ -98,9 +98,7 @@ class CoreClient(Protocol):
         ...
 
     def survives(self, handle: int) -> bool:
-        """Whether a request with media goes on after the death of its core. Where another process
-        keeps them, nobody knows here, and it is True.
-        """
+        """Whether a request with media outlives its core; True where another process keeps them."""
         ...
 
     @property

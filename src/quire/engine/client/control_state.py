@@ -1,6 +1,4 @@
-"""Whether an engine is paused or asleep, and what it was told to keep, so that a restarted core can
-be put into that state.
-"""
+"""Whether an engine is paused or asleep, and what it keeps, for cores that are restarted."""
 
 from __future__ import annotations
 

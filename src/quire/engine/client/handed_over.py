@@ -73,9 +73,7 @@ class HandedOver:
         return msgspec.structs.replace(request, params=own, data_parallel_rank=None)
 
     def take(self, handle: int, outputs: EngineCoreOutputs) -> None:
-        """Take in what the other server sends of a stream. Where it refuses the stream or ends it
-        without its result, that goes on here.
-        """
+        """Take in what the other server sends; a stream that it refuses or drops goes on here."""
         entry = self._journal.entries.get(handle)
         if entry is None:
             return
@@ -128,9 +126,7 @@ class HandedOver:
 
 
 def _can_go(entry: JournalEntry) -> bool:
-    """Whether everything that a request needs is in its message: no folder of an adapter, no media,
-    no input to come, and nobody waits for its K/V here.
-    """
+    """Whether a request is whole in its message: no adapter, media, more input or wanted K/V."""
     request, params = entry.request, entry.request.params
     if not isinstance(params, SamplingParams) or request.adapter is not None:
         return False

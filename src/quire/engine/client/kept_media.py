@@ -1,6 +1,4 @@
-"""Sources from which live requests' media are made again after the death of their core: bytes of
-a picture as they came, not its pixels.
-"""
+"""Sources of live requests' media, as they came, to make these again after a core's death."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ class KeptMedia:
         """The requests whose media can be made again -> the digests of their items."""
 
     def keep(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """Keep the sources of a request if there is room for them. Returns the request without the
-        inputs of its items, as a journal keeps it.
-        """
+        """Keep a request's sources if there is room; returns it without inputs, as journals do."""
         media = request.media
         if media is None:
             return request

@@ -1,6 +1,4 @@
-"""The choice of a core for a request: the least loaded one, unless another has the beginning of
-the prompt in its prefix cache.
-"""
+"""Chooses a core: the least loaded one, unless another has cached the prompt's beginning."""
 
 from __future__ import annotations
 

@@ -71,9 +71,7 @@ class PendingCalls:
 
 
 async def answer_to(utility: Utility[T], future: Future[T]) -> T:
-    """Await the answer to a call. Raises TimeoutError after the utility's `timeout_s`; the call is
-    then forgotten, as when the caller is cancelled.
-    """
+    """Await an answer; after the utility's `timeout_s`, TimeoutError, and the call is forgotten."""
     waiting = asyncio.wrap_future(future)
     try:
         await asyncio.wait([waiting], timeout=utility.timeout_s)

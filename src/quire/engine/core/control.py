@@ -59,9 +59,7 @@ LEAVE_WEIGHTS = frozenset(
         ),
     )
 )
-"""Methods of workers after which the weights are certainly those of before; what a user's own
-method or function does to them is not known.
-"""
+"""Methods after which the weights are surely as before; a user's own may do anything."""
 
 
 class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):

@@ -15,9 +15,7 @@ _RATE = 0.5
 _SPAN = 4096.0
 """Positions that make one unit of attention: all coefficients are of one order of magnitude."""
 _BASE_SHARE = 0.25
-"""Weight of the base in correcting a step with prompts, where its tokens have 1: the base is learnt
-from steps without prompts.
-"""
+"""Weight of the base in correcting steps with prompts: it is learnt from those without any."""
 _FIRST = 128.0
 """The most prompt tokens that a step next to streams gets before any prompt has been timed."""
 _LATE = 1.2
@@ -29,9 +27,7 @@ Laplace distribution. Tails of measured steps are no lighter; a normal distribut
 _DEVIATION_RATE = 0.05
 """Share of the deviation's error that each step corrects."""
 _LEAST_READING = 5.0
-"""Shortest step with prompts, as a multiple of the time that reading the weights takes, so that the
-reading is at most a fifth of it.
-"""
+"""Shortest step with prompts, in readings of the weights: these take at most a fifth of it."""
 _HIDDEN = 0.5
 """Share of a decoding step up to which its arithmetic is hidden by reading the weights, which then
 takes the whole step. Four-bit weights are read so fast that even a few rows are bound by
@@ -148,9 +144,7 @@ class StepPace:
         self._base_s = max(0.0, self._base_s + share * base)
 
     def _note_share(self, share: float) -> None:
-        """Learn the deviation from how much errors differ from one step to the next: what they have
-        in common are the coefficients'.
-        """
+        """Learn the deviation of errors between steps; what they share are the coefficients'."""
         if self._last_share is not None:
             apart = abs(share - self._last_share) / math.sqrt(2)
             self._deviation += _DEVIATION_RATE * (apart - self._deviation)

@@ -1,6 +1,4 @@
-"""The parts of a plan that workers are built from, and the program of a process that runs one of
-several workers: one rank of a model.
-"""
+"""The part of a plan that workers are built from, and the program of a rank's process."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from quire.runner.sampling import find_logits_processors, make_logits_processors
 
 
 def of_core(plan: EnginePlan, core: int, num_deaths: int = 0) -> EnginePlan:
-    """The plan of one core, with the CPUs and sockets of its own workers alone. `num_deaths`: how
-    often a core of this number has died before.
-    """
+    """The plan of one core, with its workers' CPUs and sockets; `num_deaths` so far of it."""
     parallel = plan.parallel
     size = parallel.mesh.world_size
     first = core * size % len(parallel.thread_cpus)

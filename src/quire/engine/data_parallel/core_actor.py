@@ -99,9 +99,7 @@ class RayCores:
 
 
 def _bundles(parallel: ParallelPlan) -> list[dict[str, float]]:
-    """Resources of a core: a CPU for each thread of its workers, which have bundles of their own
-    where they are actors, too.
-    """
+    """A core's resources: a CPU for each thread of workers, unless these are actors, too."""
     workers = parallel.mesh.world_size
     if parallel.has_ray_workers:
         return [{"CPU": float(parallel.num_threads)}] * workers

@@ -73,9 +73,7 @@ class Admission:
         self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
 
     def check(self, num_completions: int) -> None:
-        """Raise QueueOverflowError or MaxQueuedTokensError, with `retry_after_s`, if a request of
-        `num_completions` completions exceeds a limit.
-        """
+        """Raise QueueOverflowError or MaxQueuedTokensError, with `retry_after_s`, above a limit."""
         limits, outputs = self._limits, self._outputs
         others = Load() if self._neighbours is None else self._neighbours.load()
         num_unfinished = outputs.num_unfinished + int(others.num_requests)

@@ -119,9 +119,7 @@ class FrontEnd(Generic[Client]):
         return noted(call, self.stats.note_operation)
 
     def note_call(self, call: Utility[Any], answer: object) -> None:
-        """Follow a control call that has succeeded: statistics show the engine's sleep level, and
-        what is forgotten in the cores is forgotten here.
-        """
+        """Follow a control call that succeeded: the sleep level is shown, and caches forgotten."""
         if call.method == "sleep":
             self.is_asleep = True
             self.stats.note_sleep(call.args[0])

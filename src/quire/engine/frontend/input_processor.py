@@ -113,9 +113,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """Delimiters of reasoning in a model's outputs; `is_assumed`: outputs begin inside reasoning
-    unless the prompt has a delimiter.
-    """
+    """Delimiters of reasoning; `is_assumed`: outputs begin inside, unless the prompt has one."""
 
     start: str
     end: str
@@ -295,9 +293,7 @@ class InputProcessor(HasCounterparts):
     def open(
         self, params: SamplingParams, options: RequestOptions, **known: Any
     ) -> EngineCoreRequest:
-        """As `process`, for a prompt that comes in parts: a message without a prompt, which shows
-        that everything else can be served, and has the seed.
-        """
+        """As `process`, before the prompt comes, in parts: checks all else, and has the seed."""
         fields = self._fields(options, **known)
         if options.tokenization_kwargs is not None:
             encode_options(options.tokenization_kwargs)

@@ -56,9 +56,7 @@ def check_uncut(most_read: int) -> None:
 
 
 def paired(first: object, second: object) -> tuple[list[Any], list[Any]]:
-    """Pair the texts of two arguments: the first has one text for all, or one for each text of the
-    second. Raises InvalidParameter for other numbers.
-    """
+    """Pair texts: the first has one for all, or one each. Raises InvalidParameter for others."""
     left, right = _texts("data_1", first), _texts("data_2", second)
     if not left:
         raise InvalidParameter("data_1", first, "at least one text element must be given")

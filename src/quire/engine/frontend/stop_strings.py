@@ -54,9 +54,7 @@ class StopStringFinder:
 
 
 def length_of_beginning(text: str, stops: Sequence[str]) -> int:
-    """Number of characters at the end of a text that may be the beginning of a stop string: the
-    longest suffix that is a proper prefix of one.
-    """
+    """Length of the longest end of a text that is a proper prefix of a stop string."""
     longest = 0
     for stop in stops:
         start = text.find(stop[0], max(0, len(text) - len(stop) + 1))

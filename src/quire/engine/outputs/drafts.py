@@ -9,9 +9,7 @@ from quire.step.part import VerifiedDrafts
 
 
 class OutputDrafts(KeptPart):
-    """The counts of a completion, of which a step has at most `num_spec_tokens` drafts; step by
-    step if `is_detailed`.
-    """
+    """Counts of a completion; a step has up to `num_spec_tokens`; `is_detailed`: by step."""
 
     __slots__ = ("_is_detailed", "_metrics")
 

@@ -12,9 +12,7 @@ from quire.step.columns import RoutedExperts
 
 
 class OutputExperts(KeptPart):
-    """The experts of the tokens from position `start` on; a later part replaces those that an
-    earlier one has for the same tokens.
-    """
+    """The experts of tokens from position `start` on; later parts replace earlier ones."""
 
     __slots__ = ("_end", "_start", "_values")
 
@@ -38,9 +36,7 @@ class OutputExperts(KeptPart):
         self._end = max(self._end, self._start + end)
 
     def of(self, num_tokens: int) -> np.ndarray[Any, Any] | None:
-        """The experts of the tokens before the last of `num_tokens`, which was not computed: [n, L,
-        k]; None if none is known.
-        """
+        """The experts before the last of `num_tokens`, never computed: [n, L, k]; None: unknown."""
         if self._values is None:
             return None
         end = max(self._start, min(self._end, num_tokens - 1))

@@ -198,9 +198,7 @@ class CorePool:
         return EngineDeadError(f"{text}.", engine_index=engine_index)
 
     def end(self, timeout_s: float = GRACE_S) -> None:
-        """Wait until all cores, which were told to end, have ended; kill them after `timeout_s`.
-        Spares are killed at once.
-        """
+        """Wait until all cores have ended; kill them after `timeout_s`, and spares at once."""
         deadline = time.monotonic() + timeout_s
         while self._spares:
             self._spares.pop().end(0.0)
@@ -219,9 +217,7 @@ class CorePool:
 
 
 def _error(engine_index: int, kind: str, text: str, *, is_first: bool) -> EngineError:
-    """Return the error that kept a core from serving: a LoadError of its first incarnation as it
-    is, anything else as the death of the core.
-    """
+    """The error of a core's start: a LoadError at first as it is, else the core's death."""
     found = vars(errors).get(kind) if is_first else None
     if isinstance(found, type) and issubclass(found, LoadError):
         return found(text)

@@ -156,9 +156,7 @@ class CoreBroker:
         return server
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises EngineDeadError when the cores are dead for good, after
-        sending it to every server.
-        """
+        """Serve until cancelled; EngineDeadError, also to every server, when all cores are dead."""
         self._is_open = True
         ticking = asyncio.gather(self._tick(), self._log())
         try:

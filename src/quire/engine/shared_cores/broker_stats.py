@@ -15,9 +15,7 @@ from quire.observability.metrics import Metric
 
 
 class ApiServerStats(Stats):
-    """Statistics of one of several servers. `refresh` asks the broker for the metrics of all; until
-    the next refresh `metrics` returns these.
-    """
+    """One server's statistics; `refresh` asks the broker for all, which `metrics` returns then."""
 
     def __init__(self, client: CoreBrokerClient) -> None:
         self._client = client

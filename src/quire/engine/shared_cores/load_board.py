@@ -17,9 +17,7 @@ _ITEM = 8
 
 
 class Load(NamedTuple):
-    """Unfinished completions, prompt tokens of those without an output, completions that end in a
-    second, and HTTP requests that are being answered.
-    """
+    """Unfinished completions, queued prompt tokens, completions per second, HTTP requests."""
 
     num_requests: float = 0.0
     num_tokens: float = 0.0

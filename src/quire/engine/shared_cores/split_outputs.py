@@ -6,9 +6,7 @@ from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs
 
 
 def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs]:
-    """Cut a step into the columns of each front end, by its index. A step of one front end alone is
-    not copied; only it keeps its statistics.
-    """
+    """Cut a step's columns by front end; a step of one alone is not copied, and keeps its stats."""
     handles = [*outputs.handles, *(end.handle for end in outputs.finished)]
     handles += [one.handle for one in outputs.started]
     handles += [part.handle for part in outputs.parts]

@@ -48,9 +48,7 @@ MediaCounts = Callable[[], tuple[int, int]]
 
 
 class Stats(ABC):
-    """The statistics that a front end keeps: `EngineStats`, or in one of several API servers
-    `ApiServerStats` (shared_cores/broker_stats.py).
-    """
+    """Statistics of a front end: `EngineStats`, or `ApiServerStats` of one among several."""
 
     since: float
     """The wall-clock time from which they count."""

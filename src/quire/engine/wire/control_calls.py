@@ -1,6 +1,4 @@
-"""Calls of a core besides requests, and how a verb of the table (engine/control_verbs.py) becomes a
-method that sends one.
-"""
+"""Calls of a core besides requests, and how a verb's entry becomes a method that sends one."""
 
 from __future__ import annotations
 

@@ -52,9 +52,7 @@ class DeclaredType:
     contents: Mapping[type, CheckContents] = field(default_factory=dict)
 
     def check(self, value: Any, name: str) -> None:
-        """Raise InvalidType, by the value's name, for a value of another type, InvalidParameter for
-        NaN and for a value that is not one of a literal's.
-        """
+        """Raise InvalidType for another type, InvalidParameter for NaN or not a literal's value."""
         kind = value.__class__
         if kind not in self.classes:
             if kind is bool or not isinstance(value, self.others):
@@ -68,9 +66,7 @@ class DeclaredType:
 
 
 def check_message(message: msgspec.Struct) -> None:
-    """Raise InvalidType for the first field whose value is not of the field's type. Takes a few
-    microseconds, and 10 ns for each item of a list.
-    """
+    """Raise InvalidType for the first wrong field; a few us, and 10 ns for each item of a list."""
     _fields_of(type(message))(message, "")
 
 

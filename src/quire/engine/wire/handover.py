@@ -33,9 +33,7 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
 
 
 class HandedStream(msgspec.Struct, array_like=True):
-    """A stream to go on with: its request, with the tokens that its client has; None: the question
-    whether there could be one.
-    """
+    """A stream to go on with: its request and the tokens so far; None: asks if it could be."""
 
     version: int
     origin: Origin

@@ -80,9 +80,7 @@ class AdapterRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
 
     @classmethod
     def of(cls, request: LoRARequest) -> Self:
-        """The adapter that a request asks for. Raises InvalidType or InvalidParameter for a field
-        that was changed to what a message cannot have.
-        """
+        """The adapter of a request. Raises InvalidType, InvalidParameter for a spoiled field."""
         check_message(request)
         name = checks.text("lora_name", request.lora_name)
         allowed = "it must be an int from 1 that fits 64 bits"
@@ -229,9 +227,7 @@ class SpecDecodingStats:
 
     @classmethod
     def of(cls, num_draft_tokens: int, num_accepted: Sequence[int]) -> Self:
-        """Make statistics from counts: `num_accepted[n]` times exactly n drafts of a request were
-        right.
-        """
+        """Statistics: `num_accepted[n]` times exactly n of a request's drafts were right."""
         of_at_least = list(accumulate(reversed(num_accepted)))[::-1]
         return cls(
             num_spec_tokens=len(num_accepted) - 1,

@@ -12,9 +12,7 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 
 def readable_part(text: str) -> dict[str, Any] | None:
-    """The members of an object that its beginning has in full, those of inner objects and lists
-    included; None for what does not begin an object.
-    """
+    """What the beginning of an object has in full, inner members too; None: not an object."""
     complete = 0
     for match in _TOKEN.finditer(text):
         if match.group() in _CLOSERS:

@@ -1,6 +1,4 @@
-"""The main program of one of several API servers: HTTP and the front end of an engine whose cores
-another process owns (fleet.py).
-"""
+"""The program of one of several API servers, for cores that another process owns (fleet.py)."""
 
 from __future__ import annotations
 

@@ -135,9 +135,7 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
 
 
 class WithoutSlash:
-    """Serves a path with a slash at its end as the one without. A redirection would lose the body
-    of clients that follow it with GET.
-    """
+    """Serves paths with a slash at their end as without; a redirection would lose the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

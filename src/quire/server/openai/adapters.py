@@ -1,6 +1,4 @@
-"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`: adapters that come and go while the
-server runs, where the operator allows it.
-"""
+"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, where the operator allows it."""
 
 from __future__ import annotations
 

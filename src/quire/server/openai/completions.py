@@ -137,9 +137,7 @@ class _CompletionWriter(ReplyWriter):
             yield self.chunk(prompt, completion.index, choice, is_last=is_last)
 
     def _due(self, prompt: int, output: RequestOutput) -> list[CompletionOutput]:
-        """The completions to send now: those that begin with the prompt's logprobs wait for these,
-        which come with one of them alone.
-        """
+        """Completions to send now: those after the prompt's logprobs wait for them."""
         if not self._echoes_logprobs or prompt in self._echoed_logprobs:
             return output.outputs
         waiting = self._waiting.setdefault(prompt, [])

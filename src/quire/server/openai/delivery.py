@@ -231,9 +231,7 @@ class UsageCounter:
 
     @property
     def metrics(self) -> dict[str, Any] | None:
-        """The reply's `metrics`: what became of the drafts of its one completion; None where that
-        is not counted, and where there are several.
-        """
+        """`metrics` of a reply: its one completion's drafts; None: not counted, or several."""
         if self._drafts is None or len(self._generated) > 1:
             return None
         return {"speculative_decoding": self._drafts.to_dict()}

@@ -111,9 +111,7 @@ def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: 
 def _form(
     server: Server, asked: StructuredOutputsParams | None, tools: ToolUse
 ) -> StructuredOutputsParams | None:
-    """Return the form of the answer: of forced calls, else the requested one (`asked`), which calls
-    by choice are exempt from.
-    """
+    """Form of the answer: of forced calls, else `asked`, which calls by choice are exempt from."""
     if tools.schema is not None:
         is_open = False if tools.is_strict else None
         return StructuredOutputsParams(json=dict(tools.schema), allow_additional_properties=is_open)

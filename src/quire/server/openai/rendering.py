@@ -1,6 +1,4 @@
-"""`/v1/completions/render` and `/v1/chat/completions/render`: the exact text, token ids and
-parameters of a request before it is run.
-"""
+"""`/v1/completions/render`, `/v1/chat/completions/render`: text, ids, parameters of a request."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The bodies of replies: whole ones carry every field of their schema, chunks of a stream only the
-fields that mean something there.
-"""
+"""Bodies of replies: whole ones have every field, chunks those that mean something there."""
 
 from __future__ import annotations
 

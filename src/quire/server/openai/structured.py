@@ -95,9 +95,7 @@ def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | No
 
 
 def form_field(given: StructuredFields, name: str) -> str:
-    """The field of `structured_outputs` that a parameter of the engine, which may have been made of
-    another kind, was made from.
-    """
+    """The field of `structured_outputs` that a parameter, perhaps of another kind, came from."""
     asked = [kind for kind in _KINDS if getattr(given, kind) is not None]
     own = name if name in _OPTIONS else next(iter(asked), name)
     return f"structured_outputs.{own}" if own else "structured_outputs"
@@ -200,7 +198,5 @@ def _checked_schema(name: str, schema: object) -> str:
 
 
 def _text(value: object) -> str:
-    """A schema as text: a dict of a megabyte would be copied and written several times, each of
-    which holds up the event loop.
-    """
+    """A schema as text: copies of a dict of a megabyte would hold up the event loop."""
     return to_json(value).decode()

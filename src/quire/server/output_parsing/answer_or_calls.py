@@ -1,6 +1,4 @@
-"""Structured output for an answer that may be calls instead: a `response_format` together with
-tools that the model is free to call.
-"""
+"""Structured output that may be calls instead: `response_format` with tools by choice."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ def format_of(form: StructuredOutputsParams) -> dict[str, Any]:
 
 
 def _openings(tool_format: ToolFormat) -> list[str]:
-    """The texts that begin calls. Brackets are left out, because an answer in JSON may begin with
-    them, unless calls begin with nothing else.
-    """
+    """Texts that begin calls; no brackets, which begin JSON too, unless calls have nothing else."""
     states = tool_format.states
     both = (states[tool_format.start], states["content"])
     found = {text: states[place] for state in both for text, place in state.delimiters.items()}

@@ -10,9 +10,7 @@ from quire.grammar.json_schema.places import open_place
 
 
 def check_strict(name: str, schema: Mapping[str, Any]) -> None:
-    """Raise InvalidParameter, of the field `name`, for a schema that leaves objects open although
-    it is to be followed strictly.
-    """
+    """Raise InvalidParameter of `name` for a schema with open objects that is to be strict."""
     if (pointer := open_place(dict(schema))) is not None:
         allowed = 'with "strict": true no object may have other properties than those declared'
         hint = "Leave out one of the two."

@@ -77,9 +77,7 @@ class ParserPlan:
     def needs_special_tokens(
         self, special_tokens: Collection[str], *, reads_calls: bool = True
     ) -> bool:
-        """Whether outputs must be decoded with `skip_special_tokens=False`, because a delimiter has
-        one of the tokenizer's special tokens in it.
-        """
+        """Whether outputs need `skip_special_tokens=False`: a delimiter has a special token."""
         delimiters = self.delimiters(reads_calls=reads_calls)
         return any(
             token in delimiter for delimiter in delimiters for token in special_tokens if token

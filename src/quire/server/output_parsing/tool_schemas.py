@@ -81,9 +81,7 @@ class ToolSchemas:
 
 
 def valid_arguments(written: str, tool: str, schemas: ToolSchemas) -> str | None:
-    """Arguments of a call as JSON, without those that the tool does not have; None where one that
-    it requires is missing, or one comes twice.
-    """
+    """A call's arguments without unknown ones; None where a required one lacks, or one is twice."""
     try:
         # as pairs, since a dict would hide an argument that comes twice
         pairs: list[tuple[str, Any]] = json.loads(written, object_pairs_hook=list, strict=False)

@@ -196,9 +196,7 @@ def _input(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _item(given: ScoredText, before: str) -> Item:
-    """An input after the prefix that its type has; pictures make it a conversation, whose prefix is
-    the message of the system.
-    """
+    """An input after its type's prefix, which for pictures is a message of the system."""
     if isinstance(given, str):
         return before + given
     conversation: list[dict[str, Any]] = [{"role": "user", "content": given.parts}]

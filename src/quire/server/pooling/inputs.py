@@ -45,9 +45,7 @@ _OF_PICTURES = ("image", "image_embeds")
 
 
 class PoolingPrompt(NamedTuple):
-    """Token ids, with their media, and what is to be made of them; `place`: of which input, "" for
-    the only one.
-    """
+    """Token ids with media, what to make of them, and `place`, the input ("": the only one)."""
 
     ids: list[int]
     params: PoolingParams
@@ -64,9 +62,7 @@ class ReadInput(NamedTuple):
 
 @dataclass(frozen=True)
 class InputReader:
-    """Tokenizes the texts of one request, whose prompts have at most `limit` tokens (None: any
-    number), which is that of the parameter `bound`.
-    """
+    """Tokenizes a request's texts, of at most `limit` tokens (None: any), the limit of `bound`."""
 
     server: Server
     request: Request

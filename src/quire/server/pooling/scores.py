@@ -170,9 +170,7 @@ async def _compared(
     first: Sequence[ScoredText],
     second: Sequence[ScoredText],
 ) -> list[Scored]:
-    """The scores of texts that are pooled apart: the engine compares each document with the result
-    of its query, so that vectors of documents stay there.
-    """
+    """Scores of texts pooled apart: the engine compares them, so that vectors stay there."""
     reader, of_task = InputReader.of(server, request, body), body.params(server.abilities.task)
     # pairs go group by group, so that the vectors of few queries are here at a time
     group = server.pooling.window if len(first) > 1 else len(second)

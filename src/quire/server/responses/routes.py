@@ -278,9 +278,7 @@ def _writer(
 async def _asked(
     server: Server, request: Request
 ) -> tuple[ResponsesRequest, Conversation | None, list[dict[str, Any]]]:
-    """The body, the conversation that the response belongs to, and the messages that the input goes
-    on from. Raises Refusal for what is not kept.
-    """
+    """Body, conversation, and messages that the input follows. Raises Refusal for unknown ones."""
     body = await server.read_for_model(request, ResponsesRequest, has_one_prompt=True)
     body.check()
     if body.conversation_id is None:

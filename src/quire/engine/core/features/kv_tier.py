@@ -39,9 +39,7 @@ class SharedIndex:
     """
 
     def __init__(self, executor: Executor, threshold: int = 1, most_seen: int = 64_000) -> None:
-        """threshold: the computation of a content at which it is stored. most_seen: contents whose
-        computations are counted.
-        """
+        """threshold: computations of a content before it is stored. most_seen: contents counted."""
         self._executor = executor
         self._by_worker: list[dict[str, set[BlockKey]]] = []
         self.listeners: list[TierListener] = []

@@ -1,6 +1,4 @@
-"""Conversations with embeddings among their texts: parts of the type `prompt_embeds`, which stay
-where they are. A template sees a mark in place of each.
-"""
+"""Conversations with parts of the type `prompt_embeds`; templates see a mark in their place."""
 
 from __future__ import annotations
 

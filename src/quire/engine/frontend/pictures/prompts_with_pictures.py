@@ -70,9 +70,7 @@ class PromptsWithPictures(ABC):
         self._loader.check_count(num)
 
     def check_body(self, data: bytes) -> None:
-        """Raise RequestError for the JSON of a prompt with far more pictures than it may have,
-        which need not be decoded to be refused.
-        """
+        """Raise RequestError for JSON with far too many pictures, which is never decoded."""
         self._loader.check_count(sum(map(data.count, _FIELDS)) - _OTHER_FIELDS)
 
     def taken_out(self, messages: Any) -> tuple[Any, list[GivenPicture]]:

@@ -32,9 +32,7 @@ class Element:
 
 
 class Elements:
-    """Reads elements up to a delimiter. An argument that is a text is passed on as it comes,
-    another when its element is complete.
-    """
+    """Reads elements up to a delimiter: text as it comes, other arguments when complete."""
 
     __slots__ = ("_is_stray", "_is_text", "_marks", "_open", "_parameters", "_state", "_tag",
                  "_written")  # fmt: skip

@@ -280,9 +280,7 @@ def typed_json(text: str, types: frozenset[str], is_padded: bool) -> str:
 
 
 def fits(kind: str | None, types: frozenset[str]) -> bool:
-    """Whether a value of this JSON type is one of the types; an integer is a number, and so is one
-    that is written as 1.0 an integer.
-    """
+    """Whether a value has one of the types; integers are numbers, and 1.0 is an integer."""
     return kind in types or (
         kind in ("integer", "number") and not types.isdisjoint({"integer", "number"})
     )

@@ -120,9 +120,7 @@ def _closes(text: str, closers: str, is_cut: bool) -> bool | None:
 
 @dataclass(slots=True)
 class _Bracket:
-    """An open bracket: its character, the index of what was written for it, and those of the comma
-    and the colon that came after it.
-    """
+    """An open bracket: its character, and indexes of its text, last comma and colon."""
 
     char: str
     index: int

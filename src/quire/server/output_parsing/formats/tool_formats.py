@@ -150,9 +150,7 @@ GIGACHAT3 = ToolFormat(
 
 
 def xlam_states() -> dict[str, ParserState]:
-    """The wrappings of the generic form, and Mistral's. At the start of the answer its bracket may
-    also be that of a list.
-    """
+    """The generic wrappings, and Mistral's, whose bracket may be a list's at the start."""
     states = {**generic_states()}
     content = {**states["content"].delimiters, "[TOOL_CALLS]": "bare"}
     return {

@@ -1,6 +1,4 @@
-"""The formats of whole outputs as structural tags have them: reasoning as the model likes, and then
-one message in a form.
-"""
+"""Whole outputs as structural tags: reasoning as the model likes, then a message in a form."""
 
 from __future__ import annotations
 
