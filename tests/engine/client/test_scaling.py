@@ -9,6 +9,7 @@ from quire import LLM, AsyncLLM, EngineArgs, SamplingParams
 from quire.engine.client.scaling import scale
 from quire.errors import EngineError, InvalidParameter, LoadError
 from quire.params import RequestOutputKind
+from tests.engine.frontend.async_engines import looped
 
 SMALL = {
     "dtype": "float32",
@@ -88,17 +89,15 @@ def test_a_core_that_does_not_finish_in_time_stays():
     assert (cores.engine_indices, cores.leaving, cores.retired) == ([0, 1], set(), [])
 
 
-def test_one_change_at_a_time():
-    async def two():
-        cores = Cores(1)
-        first = asyncio.ensure_future(scale(cores, 2, 60.0))
-        await asyncio.sleep(0)
-        with pytest.raises(EngineError, match="is changing"):
-            await scale(cores, 3, 60.0)
-        await first
-        assert (cores.engine_indices, cores.is_scaling) == ([0, 1], False)
-
-    asyncio.run(two())
+@looped
+async def test_one_change_at_a_time():
+    cores = Cores(1)
+    first = asyncio.ensure_future(scale(cores, 2, 60.0))
+    await asyncio.sleep(0)
+    with pytest.raises(EngineError, match="is changing"):
+        await scale(cores, 3, 60.0)
+    await first
+    assert (cores.engine_indices, cores.is_scaling) == ([0, 1], False)
 
 
 def test_no_cores_are_refused():

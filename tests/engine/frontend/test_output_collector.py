@@ -7,6 +7,7 @@ import pytest
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import RequestOutputKind
+from tests.engine.frontend.async_engines import looped
 
 DELTA, CUMULATIVE = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE
 
@@ -95,16 +96,14 @@ def test_a_closed_one_keeps_nothing():
     assert box.get_nowait() is None
 
 
-def test_a_waiting_consumer_is_woken_by_news_outputs_and_errors():
-    async def run():
-        box = mailbox()
-        loop = asyncio.get_running_loop()
-        loop.call_soon(box.note, Completion(0, 5))
-        assert seen(await box.get()) == {0: [5]}
-        loop.call_soon(box.put, output(0, [6]))
-        assert seen(await box.get()) == {0: [6]}
-        loop.call_soon(box.put, LookupError("gone"))
-        with pytest.raises(LookupError):
-            await box.get()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+@looped
+async def test_a_waiting_consumer_is_woken_by_news_outputs_and_errors():
+    box = mailbox()
+    loop = asyncio.get_running_loop()
+    loop.call_soon(box.note, Completion(0, 5))
+    assert seen(await box.get()) == {0: [5]}
+    loop.call_soon(box.put, output(0, [6]))
+    assert seen(await box.get()) == {0: [6]}
+    loop.call_soon(box.put, LookupError("gone"))
+    with pytest.raises(LookupError):
+        await box.get()
