@@ -90,18 +90,13 @@ def _decide_snapshots(d: Decisions, pool: KVPool) -> None:
     elif not d.value("enable_prefix_caching"):
         d.decide("snapshot_interval", None, "enable_prefix_caching=False")
     else:
+        copies = f"{pool.num_drafts + 2} times" if pool.num_drafts else "twice"
         d.decide(
             "snapshot_interval",
             SNAPSHOT_INTERVAL,
-            f"a request's recurrent state takes {gib(state)}, and {_times(pool)} that while it "
-            "runs; "
+            f"a request's recurrent state takes {gib(state)}, and {copies} that while it runs; "
             f"snapshots of prompts have at most {SNAPSHOT_SHARE:.0%} of the blocks",
         )
-
-
-def _times(pool: KVPool) -> str:
-    """The number of copies of its recurrent state that a running request has, in words."""
-    return "twice" if not pool.num_drafts else f"{pool.num_drafts + 2} times"
 
 
 def _check_given(d: Decisions, kv_cache_bytes: int, reason: str) -> None:
@@ -268,7 +263,6 @@ def _refusal(
 
 
 def _note_shortage(d: Decisions, pool: KVPool, num_blocks: int) -> None:
-    """Add a note if fewer requests of full length fit than may run."""
     if not pool.block_bytes:
         return
     seqs, length = d.value("max_num_seqs"), d.value("max_model_len")

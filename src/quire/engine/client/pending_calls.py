@@ -55,7 +55,8 @@ class PendingCalls:
         if call is None or engine_index not in call.missing:
             return
         if output.failure_message is not None:
-            call.future.set_exception(_error(output))
+            kind = _ERRORS.get(output.failure_type, EngineError)
+            call.future.set_exception(kind(output.failure_message))
             return
         call.missing.discard(engine_index)
         call.results[engine_index] = output.result
@@ -130,7 +131,3 @@ _ERRORS: dict[str, type[EngineError] | type[TimeoutError]] = {
     "LoadError": errors.LoadError,
 }
 """Errors that keep their class on the way from a core, where one text is enough to make one."""
-
-
-def _error(output: UtilityOutput) -> Exception:
-    return _ERRORS.get(output.failure_type, EngineError)(output.failure_message or "")

@@ -51,7 +51,8 @@ async def create(server: Server, request: Request) -> Response:
     times = Counter(request.custom_id for request in body.requests)
     if repeated := [name for name, num in times.items() if num > 1]:
         raise InvalidParameter("requests.custom_id", repeated[0], "each needs one of its own")
-    batch = MessageBatch(body.requests, owner_of(request), _url(request))
+    url = str(request.url).partition("?")[0].rstrip("/")
+    batch = MessageBatch(body.requests, owner_of(request), url)
     if not server.batches.add(batch):
         text = "There is no room for this batch (--max-stored-responses, --max-stored-bytes)."
         # 429 is worth another try, as batches end; a server that keeps none says 501
@@ -118,7 +119,3 @@ def _kept(server: Server, request: Request) -> MessageBatch:
     if batch is None:
         raise Refusal(404, f"There is no batch `{id[:100]}`.")
     return batch
-
-
-def _url(request: Request) -> str:
-    return str(request.url).partition("?")[0].rstrip("/")

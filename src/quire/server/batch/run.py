@@ -54,7 +54,8 @@ class BatchRun:
                 request = self._checker.request(line)
             except InvalidLine as error:
                 if not self._results.holds(line):
-                    self._finish(line, error.custom_id, _refusal(str(error)))
+                    body = error_json(Refusal(_BAD, str(error)))
+                    self._finish(line, error.custom_id, DirectReply(_BAD, {}, body))
                 await asyncio.sleep(0)  # so that many invalid lines do not block the loop
                 continue
             if not self._results.holds(line):
@@ -82,11 +83,6 @@ class BatchRun:
         error = None if reply.status == _OK else _error_of(reply)
         self._results.add(line, BatchResult(line.id, custom_id, response, error))
         self._on_result()
-
-
-def _refusal(text: str) -> DirectReply:
-    """The reply to an invalid line."""
-    return DirectReply(_BAD, {}, error_json(Refusal(_BAD, text)))
 
 
 def _error_of(reply: DirectReply) -> BatchError:

@@ -127,7 +127,7 @@ class Writer:
     def _tell(self, event: Event) -> None:
         if self.is_checked:
             self._waiting.append(event)
-        elif not self._is_left_out():
+        elif self._max_calls is None or self.num_calls <= self._max_calls:
             self._events.append(event)
 
     def keep(self, text: str) -> None:
@@ -165,9 +165,6 @@ class Writer:
             self._held.clear()
             if text:
                 self._events.append(ContentText(text))
-
-    def _is_left_out(self) -> bool:
-        return self._max_calls is not None and self.num_calls > self._max_calls
 
 
 def _merged(events: list[Event]) -> list[Event]:

@@ -70,7 +70,8 @@ class CohereRequest(PooledBody, kw_only=True):
             allowed = "exactly one of texts, inputs and images must be given, and not empty"
             raise InvalidParameter("texts", self.texts, allowed)
         if fields == ["images"]:
-            return "images", [Content([_image(url)]) for url in self.images or ()]
+            parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images or ()]
+            return "images", [Content([part]) for part in parts]
         if fields == ["inputs"]:
             return "inputs", texts_of("inputs", [_input(one) for one in self.inputs or ()])
         return "texts", [*(self.texts or ())]
@@ -183,10 +184,6 @@ def _checked_limit(max_tokens: int, longest: int) -> int:
         allowed = f"it must lie between 1 and max_model_len={longest}"
         raise InvalidParameter("max_tokens", max_tokens, allowed)
     return max_tokens
-
-
-def _image(url: str) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _input(given: dict[str, Any]) -> dict[str, Any]:
