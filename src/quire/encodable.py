@@ -126,7 +126,6 @@ def _items(value: object) -> Collection[object]:
 
 
 def _field_names(value: object) -> Collection[str] | None:
-    """The fields of a struct or dataclass; None for any other value."""
     if isinstance(value, msgspec.Struct):
         return value.__struct_fields__
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

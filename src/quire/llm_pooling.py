@@ -240,7 +240,6 @@ class PoolingMethods:
         use_tqdm: UseTqdm,
         lora_request: GivenAdapters,
     ) -> PoolingRequestOutput[Any]:
-        """The reply of the plugin to `{"data": ...}`."""
         if not isinstance(data, Mapping) or set(data) != {"data"}:
             allowed = "with pooling_task='plugin' it must be {'data': ...}"
             raise InvalidParameter("prompts", data, allowed)
@@ -353,7 +352,6 @@ def _scored(
     query: PoolingRequestOutput[PoolingOutput],
     document: PoolingRequestOutput[PoolingOutput],
 ) -> ScoringRequestOutput:
-    """The score of a pair, which is the document's result."""
     error = query.error or document.error
     return ScoringRequestOutput(
         f"{query.request_id}_{document.request_id}",

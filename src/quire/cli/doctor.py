@@ -83,7 +83,6 @@ def _optional_version(name: str) -> str:
 
 
 def _plugins() -> Lines:
-    """The plugins, with their packages and the entries that they add."""
     from quire.plugins import GROUPS, all_installed, allowed, load_general_plugins, records
 
     load_general_plugins()
@@ -188,7 +187,6 @@ def _gpu() -> Lines:
 
 
 def _gpu_providers() -> Lines:
-    """The providers that serve on the GPU, fast and deterministic."""
     import torch
 
     from quire.ops import select

@@ -157,7 +157,6 @@ async def _batch(
     listener: socket.socket | None,
     on_result: Callable[[], object],
 ) -> None:
-    """The whole app without a socket, and the batch through it."""
     from quire.engine.async_llm import AsyncLLM
     from quire.server.app import Access, build_app
     from quire.server.assemble import build_server, load_modules

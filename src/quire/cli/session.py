@@ -132,7 +132,6 @@ class Session:
 
 
 def _pieces(outputs: Generator[RequestOutput, None, None]) -> Pieces:
-    """The new text of each output, and how many tokens it took."""
     with closing(outputs):
         for output in outputs:
             yield Piece(output.outputs[0].text, len(output.outputs[0].token_ids))

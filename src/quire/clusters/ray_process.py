@@ -262,7 +262,6 @@ class RayProcess(DistantProcess):
         self._news.set()
 
     def _release(self) -> None:
-        """End the actor, and give back its bundle."""
         try:
             if self._actor is not None:
                 ray.kill(self._actor)

@@ -152,7 +152,6 @@ def without_weights(args: Options) -> Options:
 
 
 def _warn_of_tuning(args: EngineOptions) -> None:
-    """Warn once of all options that only tune other engines."""
     given = vars(args)
     names = [
         name
@@ -282,7 +281,6 @@ def _tell_of_foreign(args: EngineOptions, foreign: tuple[LeftKey, ...]) -> None:
 
 
 def _stores(folder: Path, name: str) -> bool:
-    """Whether safetensors files of a folder have a tensor of this name."""
     index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
     listed = read_index(index, ".safetensors")
     if listed is not None:
@@ -593,7 +591,6 @@ def _compiling(template: str) -> str:
 
 
 def _sizes(config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
-    """The numbers of `ModelFacts` that are counted."""
     if isinstance(decoder, ForeignDecoder):
         return {
             "num_parameters": decoder.num_parameters,

@@ -178,7 +178,6 @@ def _with_types(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:
 
 
 def _served_first(pooler: PoolerSpec, asked: PoolerConfig) -> tuple[Any, ...]:
-    """The tasks, that which is asked for first."""
     if asked.task is None:
         return pooler.tasks
     if asked.task not in pooler.tasks:

@@ -382,7 +382,6 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         self._end(mailbox, "its reader is gone")
 
     def _end(self, mailbox: RequestOutputCollector, why: str) -> None:
-        """Abort the request of a mailbox, unless it has ended."""
         if self._error is None:
             processed = self.front_end.abort([mailbox.request_id], internal=True)
             if self._log_requests and processed.ended:
@@ -588,7 +587,6 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
             handler.get_loop().call_soon_threadsafe(handler.cancel)
 
     def _drain(self, deadline: float) -> None:
-        """Process outputs until all requests have finished or the deadline (monotonic) is over."""
         client, outputs = self.front_end.client, self.front_end.outputs
         try:
             while outputs.num_unfinished and (left_s := deadline - time.monotonic()) > 0:

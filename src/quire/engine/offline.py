@@ -294,7 +294,6 @@ def options_of_each(options: BatchOptions, total: int) -> list[RequestOptions]:
 
 
 def _one_each(name: str, given: Any, total: int) -> list[Any]:
-    """One value for each of `total` prompts, from one for all or a list."""
     if not isinstance(given, (list, tuple)):
         return [given] * total
     if len(given) != total:

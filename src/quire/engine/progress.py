@@ -11,10 +11,7 @@ from quire.pooling_outputs import PoolingRequestOutput
 
 
 class Progress:
-    """Counts finished requests on a tqdm bar, with input and output tokens per second.
-
-    `make_bar` is True, or a callable that makes the bar as `tqdm.tqdm` does.
-    """
+    """A tqdm bar of finished requests with tokens per second; `make_bar`: True, or as `tqdm`."""
 
     def __init__(self, make_bar: bool | Callable[..., Any], total: int, description: str) -> None:
         self._bar = _bar_maker(make_bar)(total=total, desc=description, dynamic_ncols=True)

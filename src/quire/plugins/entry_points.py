@@ -96,7 +96,6 @@ def _all_points(folders: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def _packages(folder: str) -> list[tuple[str, str, str]]:
-    """Name, version and the text of entry_points.txt of each package of an entry of sys.path."""
     if os.path.isfile(folder):
         from quire.plugins.zipped_packages import metadata_in  # few paths have a zip file
 

@@ -136,7 +136,6 @@ async def collective_rpc(server: Server, request: Request) -> Response:
 
 
 def _listed(value: object) -> object:
-    """An array as nested lists."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise NotEncodable(f"it has a {type(value).__name__}")

@@ -107,10 +107,7 @@ class CommandLineOptions:
 def add_options(
     parser: argparse.ArgumentParser, declaration: type, only: Sequence[str] | None = None
 ) -> argparse.ArgumentParser:
-    """Give `parser` one flag per field of a dataclass of options, in help groups.
-
-    `only` names the fields that get one; None: all.
-    """
+    """Give `parser` a flag for each field of `only` (None: all) of a dataclass of options."""
     groups: dict[str, Any] = {}
     for field in fields_of(declaration):
         if only is not None and field.name not in only:

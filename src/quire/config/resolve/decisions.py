@@ -11,10 +11,7 @@ from quire.hardware.facts import MachineFacts
 
 
 class Decisions:
-    """The arguments, the facts, and what has been decided so far.
-
-    Invariant: a field is decided at most once, and never without a reason.
-    """
+    """Arguments, facts and decisions. Invariant: a field is decided once, and with a reason."""
 
     def __init__(self, args: EngineOptions, model: ModelFacts, machine: MachineFacts) -> None:
         self.args, self.model, self.machine = args, model, machine

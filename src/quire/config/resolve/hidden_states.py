@@ -70,7 +70,6 @@ def _folder(given: Mapping[str, Any] | None) -> str:
 
 
 def _layers(config: Mapping[str, Any] | None, depth: int) -> tuple[int, ...]:
-    """The layers that are named, ascending."""
     inner = (config or {}).get("hf_config")
     found = inner.get(_LAYERS) if isinstance(inner, Mapping) else None
     is_list = isinstance(found, list | tuple) and all(type(layer) is int for layer in found)

@@ -26,10 +26,7 @@ _GIVEN_UP = (FinishReason.ERROR, FinishReason.ABORT)
 
 
 class HandedOver:
-    """Gives streams away and takes them back.
-
-    Invariant: a stream is in a journal of the supervisor or in this one, so that each ends once.
-    """
+    """Gives streams away and takes them back. Invariant: each is in one journal, and ends once."""
 
     def __init__(self, supervisor: Supervisor, announce: Callable[[], None]) -> None:
         """announce: wakes whoever waits for outputs."""
@@ -137,7 +134,6 @@ def _can_go(entry: JournalEntry) -> bool:
 
 
 def _renamed(outputs: EngineCoreOutputs, handle: int) -> EngineCoreOutputs:
-    """Outputs of one stream by its handle and its clock here."""
     now = time.monotonic()
     return msgspec.structs.replace(
         outputs,

@@ -110,7 +110,6 @@ class InprocClient(HasCounterparts, WorkerVerbs, BlockingFace):
         return answer.result()
 
     def _wait_for_given_up(self, limit_s: float | None = None) -> bool:
-        """Whether the core can be used."""
         if self._given_up is not None:
             if wait([self._given_up], limit_s).not_done:
                 return False

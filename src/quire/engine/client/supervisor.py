@@ -208,7 +208,6 @@ class Supervisor:
             self._give_up(engine_index, request.handle, str(error))
 
     def _send_remade(self) -> None:
-        """Send requests whose media are there again, in their order."""
         # in their order and not as they become ready, since the journal has put the cleared
         # requests first
         while self._remaking and self._remaking[0].is_ready:
@@ -223,7 +222,6 @@ class Supervisor:
                 self._give_up(remade.engine_index, remade.handle, MEDIA_LOST)
 
     def _give_up(self, engine_index: int, handle: int, text: str) -> None:
-        """End a request that cannot be sent."""
         self._journal(engine_index).drop(handle)
         self._cores.abort_requests([handle])
         self._end(engine_index, [Finished(handle, FinishReason.ERROR, message=text)])
@@ -405,13 +403,11 @@ class Supervisor:
         self._restart_due()
 
     def _drop_media(self, handles: Iterable[int]) -> None:
-        """Forget the media of requests that have ended."""
         if self._media.digests:
             for handle in handles:
                 self._media.drop(handle)
 
     def _not_kept(self, journal: CoreJournal) -> list[int]:
-        """The requests whose media cannot be made again."""
         return [
             handle
             for handle, entry in journal.entries.items()
@@ -444,7 +440,6 @@ class Supervisor:
         self._restart_at[journal.engine_index] = self._clock() + pause_s
 
     def _restart_due(self) -> None:
-        """Restart the cores whose pause is over."""
         while self._restart_at and self._error is None:
             # looked up anew each time: a restart that fails plans another one
             engine_index, when = min(self._restart_at.items(), key=lambda item: item[1])

@@ -35,7 +35,6 @@ class EngineAttributes(HasCounterparts):
         return plan
 
     def _note_cores(self) -> None:
-        """The number of cores has changed: the plan, and its views, follow."""
         plan = self.front_end.plan
         if plan is None:
             return

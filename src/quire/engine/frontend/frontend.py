@@ -233,7 +233,6 @@ class FrontEnd(Generic[Client]):
         options: RequestOptions,
         has_mailbox: bool,
     ) -> RequestGroup:
-        """Expect the outputs of `requests`, the completions of one `request`."""
         assert request.external_req_id is not None, "the caller's id"
         group = RequestGroup(
             request_id=request.external_req_id,
@@ -267,7 +266,6 @@ class FrontEnd(Generic[Client]):
             self._set_deadline(time.monotonic() + limit_s, group.internal_id)
 
     def _files_of(self, request: EngineCoreRequest) -> Mapping[str, str] | None:
-        """Files that the engine writes for a request, for its last output."""
         plan = None if self.plan is None else self.plan.sampling.hidden_states
         if plan is None:
             return None
@@ -479,7 +477,6 @@ def build_front_end(
 
 
 def _pictures_of(plan: EnginePlan, tokenizer: Tokenizer | None) -> PromptsWithPictures | None:
-    """The expander of pictures in prompts; None where the engine takes none."""
     if tokenizer is None or plan.media is None:
         return None
     from quire.engine.frontend.pictures.picture_settings import (
@@ -490,7 +487,6 @@ def _pictures_of(plan: EnginePlan, tokenizer: Tokenizer | None) -> PromptsWithPi
 
 
 def _embeds_of(plan: EnginePlan) -> EmbeddedPrompts | None:
-    """The reader of embeddings as prompts; None where the engine takes none."""
     if not plan.model.takes_prompt_embeds:
         return None
     from quire.engine.frontend.embeds.prompts import EmbeddedPrompts  # few engines take some

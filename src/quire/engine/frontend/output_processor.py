@@ -302,7 +302,6 @@ class OutputProcessor(HasCounterparts):
         _deliver(state.group, output, processed)
 
     def _fail(self, state: State, error: Exception, processed: Processed) -> None:
-        """End a request here, and have the core drop it."""
         output = self._failed(state, error)
         self._forget(state, Finished(state.handle, FinishReason.ERROR), processed)
         processed.stopped.append(state.handle)

@@ -69,7 +69,6 @@ def paired(first: object, second: object) -> tuple[list[Any], list[Any]]:
 
 
 def _texts(name: str, given: object) -> list[Any]:
-    """The texts, contents, or lists of token ids, of one side."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, Mapping):

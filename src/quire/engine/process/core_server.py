@@ -195,7 +195,6 @@ class EngineCoreProc(HasCounterparts, UnbuiltProcMethods):
         return self.core.has_work
 
     def _wait_for_input(self) -> None:
-        """Wait for a message while there is nothing else to do."""
         if not self._has_more_to_do() and self._deadline is None:
             self._poller.poll()
 

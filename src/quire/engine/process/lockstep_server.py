@@ -37,10 +37,7 @@ FAREWELL_S = 0.5
 
 
 class DPEngineCoreProc(EngineCoreProc):
-    """The loop of such a core.
-
-    Invariant: cores of one group that are not in a wave are before the same `_wave`.
-    """
+    """The loop of such a core. Invariant: cores that are not in a wave are before the same one."""
 
     def __init__(self, core: EngineCore, message: StartMessage, pipe: socket.socket) -> None:
         super().__init__(core, message, pipe)

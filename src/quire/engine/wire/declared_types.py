@@ -140,7 +140,6 @@ class _Fields:
 
 
 def _of_hint(hint: Any) -> DeclaredType:
-    """The check that an argument's annotation stands for."""
     if get_origin(hint) in (Union, UnionType):
         return _joined([_of_hint(each) for each in get_args(hint)])
     if get_origin(hint) is Callable:

@@ -99,7 +99,6 @@ def _result(block: dict[str, Any], name: str) -> Message:
 
 
 def _shown(block: Any, name: str) -> Message:
-    """A part of a tool's result."""
     if isinstance(block, dict) and block.get("type") == "image":
         return _image(block, name)
     return {"type": "text", "text": _text(block, name)}

@@ -103,10 +103,7 @@ class Results:
         new.replace(self._file)
 
     def read(self) -> None:
-        """Read the results of an earlier run; an incomplete last line is dropped.
-
-        Raises InvalidParameter for a file that has anything else in it.
-        """
+        """Read earlier results, but an incomplete last line. Raises InvalidParameter for others."""
         with self._file.open("rb") as stream:
             for data in stream:
                 if not data.endswith(b"\n"):

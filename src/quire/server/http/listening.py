@@ -214,10 +214,7 @@ def make_listener(app: ASGIApp, how: Listening, most: int | None = None) -> List
 
 
 class ShutdownSignal:
-    """Time and way to stop: the first signal drains, the second aborts, a dead engine fails.
-
-    `exit_code` is 0 unless the engine died.
-    """
+    """The first signal drains, the second aborts, a dead engine fails: then `exit_code` is 1."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()

@@ -169,7 +169,6 @@ class _CompletionWriter(ReplyWriter):
     def _fields(
         self, prompt: int, completion: CompletionOutput, *, is_first: bool
     ) -> dict[str, Any]:
-        """Return the fields that whole choices and chunks have in common."""
         number = self._number(prompt, completion)
         text = (self._echoed(prompt) if is_first else "") + self._text(completion)
         self._sent[number] = self._sent.get(number, 0) + len(text)

@@ -327,10 +327,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_prompt_copies(self) -> int:
-        """Number of copies of the prompt's logprobs in the reply: one a choice, and an echo's.
-
-        Each choice has them because vLLM's do.
-        """
+        """Copies of the prompt's logprobs in a reply: one a choice, as in vLLM's, and an echo's."""
         return (self.n or 1) * (2 if self.echo and self.logprobs is not None else 1)
 
     @property

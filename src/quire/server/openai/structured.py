@@ -112,7 +112,6 @@ def dialect_field(parameter: str, names: Mapping[str, str]) -> str:
 
 
 def _plain(form: StructuredOutputsParams) -> dict[str, Any]:
-    """The fields of a form, with its schema as data."""
     fields: dict[str, Any] = msgspec.to_builtins(form)
     for name in ("json", "structural_tag"):
         # as texts, two equal schemas may differ in blanks

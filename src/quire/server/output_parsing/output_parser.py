@@ -154,7 +154,6 @@ class OutputParser:
         self._kept = self._at
 
     def _follow(self, delimiter: str) -> None:
-        """Go where a delimiter leads."""
         target = self.state.delimiters[delimiter]
         is_markup = delimiter in self.state.kept
         if isinstance(self._reader, HeadReader):

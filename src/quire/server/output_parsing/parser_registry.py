@@ -254,7 +254,6 @@ def _find(
     formats: Mapping[str, T],
     template: str | None,
 ) -> T | None:
-    """The format of a name, as the chat template writes it."""
     if name is None:
         return None
     # a plugin may have registered a format under a refused name

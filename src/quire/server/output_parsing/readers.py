@@ -128,7 +128,6 @@ class HeadReader:
         return end, delimiter or End.MORE
 
     def _end(self, text: str, start: int, end: int) -> int:
-        """Index of the first barred character."""
         found = [text.find(char, start, end) for char in self._state.bars]
         return min((place for place in found if place >= 0), default=end)
 

@@ -89,7 +89,6 @@ def _check_name(place: str, described: Mapping[str, Any]) -> str:
 
 
 def _check_custom(place: str, custom: Any) -> tuple[str, tuple[str, str] | None]:
-    """The name of a custom tool and the form of its input."""
     if not isinstance(custom, Mapping):
         raise InvalidParameter(place, custom, "it must be an object with a name")
     name = _check_name(place, custom)

@@ -57,7 +57,6 @@ async def _in_pieces(
     name: RequestName,
     prompts: AsyncGenerator[PoolingPrompt],
 ) -> list[Pooled]:
-    """The vectors of inputs that may be longer than the model takes."""
     counts: list[int] = []
     cut = pieces_of(prompts, server.limits.max_model_len, counts)
     parts = await all_pooled(server, request, body, name, cut)
@@ -82,7 +81,6 @@ async def pooling(server: Server, request: Request) -> Response:
 
 
 async def _processed(server: Server, request: Request, body: PoolingRequest) -> Response:
-    """The reply of the plugin to the data of a request."""
     processor = needed(server.io_processor, "task" if body.task == TASK else "data")
     name = RequestName.of(request, "pooling-", body.request_id)
     try:

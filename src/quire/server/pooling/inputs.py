@@ -167,7 +167,6 @@ async def read_item(reader: InputReader, body: InputFields, item: Item) -> ReadI
 
 
 async def _read_chat(reader: InputReader, chat: ChatRequest, special: bool) -> ReadInput:
-    """A conversation, which may have pictures."""
     server, prompts = reader.server, reader.server.engine.front_end.inputs.pictures
     pictures = None
     if prompts is not None:

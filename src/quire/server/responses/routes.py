@@ -288,7 +288,6 @@ async def _asked(
 
 
 def _before(server: Server, request: Request, body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The messages of the response that the request goes on from."""
     if body.background and not server.responses.is_open:
         raise Refusal(400, "This server keeps no responses.", param="background")
     if body.previous_response_id is None:

@@ -260,7 +260,6 @@ class AdapterStore(CoreFeature):
         return self._reader.load(folder)
 
     def _finish(self, loading: AdapterLoading) -> None:
-        """Take in what was read, for everything that waits for it."""
         assert loading.future is not None, "it has been read"
         loading.is_ready = True
         error = loading.future.exception()
@@ -361,7 +360,6 @@ class AdapterStore(CoreFeature):
             self._discard(number)
 
     def _discard(self, number: int) -> None:
-        """Have the workers forget weights that are not kept, if they have them."""
         if number in self._kept:
             return
         for loading in self._reader:

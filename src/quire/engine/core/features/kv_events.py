@@ -28,10 +28,7 @@ _KINDS = {"full": "full_attention", "sliding": "sliding_window", "state": "mamba
 
 
 class KVEvents(CoreFeature):
-    """Listens to the pool and publishes its changes as one batch for each step.
-
-    Blocks of one request that follow each other are one event.
-    """
+    """Publishes the pool's changes, a batch for each step; following blocks are one event."""
 
     def __init__(
         self,

@@ -78,7 +78,6 @@ class Elements:
             out.arguments("".join(self._written) + rest)
 
     def _is_open(self, tag: re.Match[str]) -> bool:
-        """Whether a tag closes the innermost element."""
         return bool(tag[1] and self._open and self._open[-1].name == tag[2])
 
     def _take(self, text: str, out: Writer) -> None:

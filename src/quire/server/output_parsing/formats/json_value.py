@@ -30,10 +30,7 @@ OBJECT_IN_STRING = re.compile(
 
 
 class JsonValue:
-    """The lexer of one value, blanks before it left to the caller.
-
-    A delimiter outside a string ends a value that the model did not finish.
-    """
+    """The lexer of a value after blanks; a delimiter outside a string ends an unfinished one."""
 
     __slots__ = (
         "_between",

@@ -81,7 +81,6 @@ class PythonCall:
         return found.end(), None
 
     def _read_value(self, text: str, start: int, out: Writer) -> Step:
-        """Read up to the comma or bracket after the value."""
         end, is_complete = self._value_end(text, start)
         self._value.append(text[start:end])
         self._num_chars += end - start
