@@ -37,7 +37,6 @@ def pods():
 
 
 def options_of(words):
-    """What `quire` makes of a command."""
     command, *rest = words
     assert command == "serve"
     parser = QuireParser()

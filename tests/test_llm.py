@@ -375,8 +375,6 @@ def test_a_dead_engine_is_said_to_be_dead():
 
 
 class Bar:
-    """Keeps what a tqdm bar is told."""
-
     made = []
 
     def __init__(self, total, desc, **options):

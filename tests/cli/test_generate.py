@@ -204,8 +204,6 @@ def test_a_stream_ends_with_one_line_end(texts, shown, capsys):
 
 
 class Parrot:
-    """A model that says the last question backwards."""
-
     def __init__(self):
         self.prompts = []
         self.fails = None

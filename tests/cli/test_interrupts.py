@@ -118,8 +118,6 @@ def test_the_figures_count_every_token_until_then(interrupted_step, capsys):
 
 
 class Terminal:
-    """A process at a terminal of its own."""
-
     def __init__(self, *words):
         self._file, child = pty.openpty()
         self.process = subprocess.Popen(

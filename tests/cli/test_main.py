@@ -177,7 +177,6 @@ def test_another_process_with_standard_input_gives_the_same_text(capsys):
 
 @contextmanager
 def stream_of_a_long_answer():
-    """A process that has begun to print."""
     words = ["generate", "import", "--ignore-eos", "--max-tokens", "3000"]
     with subprocess.Popen(
         [sys.executable, "-m", "quire", *words],

@@ -13,8 +13,6 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(9)
 
 
 class Echo:
-    """Keeps what it is asked."""
-
     def __init__(self):
         self.asked = []
 

@@ -56,7 +56,6 @@ def texts_of(target):
 
 @contextmanager
 def started(source, target, *flags):
-    """A process that has written a few results."""
     command = [sys.executable, "-m", "quire", "run-batch", "-i", str(source), "-o", str(target)]
     with subprocess.Popen(
         [*command, *SMALL, "--max-concurrency", "2", *flags],

@@ -46,18 +46,15 @@ class Machine:
     link: Link = field(default_factory=Link)
 
     def command(self, *words: str) -> list[str]:
-        """A command that runs there."""
         return ["ip", "netns", "exec", self.name, *words]
 
     def pids(self) -> list[int]:
-        """The processes there."""
         done = subprocess.run(
             ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
         )
         return [int(word) for word in done.stdout.split()]
 
     def kill(self) -> None:
-        """End what runs there."""
         for pid in self.pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -53,12 +53,10 @@ Victim = Callable[[AsyncLLM, int], psutil.Process]
 
 
 def core(engine: AsyncLLM, number: int) -> psutil.Process:
-    """The process of a core."""
     return core_process(engine, number)
 
 
 def rank(engine: AsyncLLM, number: int) -> psutil.Process:
-    """The process of a rank."""
     return rank_process(number)
 
 

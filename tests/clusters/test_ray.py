@@ -125,8 +125,6 @@ def test_a_strategy_that_is_not_there_is_refused(nodes, monkeypatch, given):
 
 
 class Group:
-    """A placement group, as far as its bundles are looked at."""
-
     def __init__(self, *bundles):
         self.bundle_specs = list(bundles)
 

@@ -51,7 +51,6 @@ def request(name, ids=(5, 6, 7), **params):
 
 
 def stepped(core):
-    """The outputs of all steps until there is nothing to do."""
     found = []
     while True:
         outputs, was_run = core.step()

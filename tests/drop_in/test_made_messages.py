@@ -171,7 +171,6 @@ def made_outputs():
 
 
 def shown(output):
-    """The fields of an output, to compare."""
     fields = {name: getattr(output, name) for name in output.__slots__}
     fields["events"] = fields["events"] or []
     for name in ("new_logprobs", "new_prompt_logprobs_tensors"):

@@ -24,7 +24,6 @@ EMPTY = inspect.Parameter.empty
 
 
 def sections():
-    """(kind, owner, lines) of the sheet."""
     for block in re.split(r"\n\n+", SHEET.strip()):
         head, *lines = block.splitlines()
         if not head.startswith("#"):
@@ -54,7 +53,6 @@ def found(owner):
 
 
 def is_sentence(text):
-    """Whether a text says what to do or why, in words."""
     return len(text.split()) >= 6 and text.rstrip().endswith((".", ">"))
 
 

@@ -27,7 +27,6 @@ def launch(**more):
 
 
 async def value_of(engine, name, wanted, **labels):
-    """Wait until a metric has a value."""
     for _ in range(3000):
         found = [
             metric.value for metric in engine.get_metrics()
@@ -41,7 +40,6 @@ async def value_of(engine, name, wanted, **labels):
 
 @contextlib.contextmanager
 def stopped(pid):
-    """A process that answers nothing for a block."""
     process = psutil.Process(pid)
     process.suspend()
     try:

@@ -14,12 +14,10 @@ C = TypeVar("C", bound=MPClient)
 
 
 def launch_sync(plan: EnginePlan, max_restarts: int = 0) -> SyncMPClient:
-    """A client for a thread; its cores are ready."""
     return _launch(SyncMPClient, plan, max_restarts)
 
 
 def launch_async(plan: EnginePlan, max_restarts: int = 0) -> AsyncMPClient:
-    """A client for an event loop; its cores are ready."""
     return _launch(AsyncMPClient, plan, max_restarts)
 
 

@@ -43,8 +43,6 @@ def texts(outputs):
 
 
 def serve(plan, use):
-    """Run `use(engine)` on an engine of the plan."""
-
     async def runs():
         inner = build_client(plan)
         client = LoopClient(inner, lambda: inner.engine_core.has_work)

@@ -20,7 +20,6 @@ from quire.testing import make_checkpoint
 
 ARGS = {"dtype": "float32", "max_model_len": 64, "kv_cache_memory_bytes": 2**24}
 SPOILED = [3, 5, 9]
-"""Rows of the head that are NaN."""
 PLAIN = SamplingParams(temperature=0.0, max_tokens=4)
 
 

@@ -45,7 +45,6 @@ def core_of(llm):
 
 
 def drawn(seed, num_tokens, width):
-    """Rows that no text has."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(num_tokens, width, generator=generator) * 0.7
 

@@ -84,7 +84,6 @@ def log_probs(folder, ids):
 
 
 def check_spans(completion, folder_of, start=0):
-    """Log-probabilities of each span, by the weights of its version."""
     ids = completion.token_ids
     spans = completion.weight_versions
     assert [s.start for s in spans] == [0, *(s.end for s in spans[:-1])]

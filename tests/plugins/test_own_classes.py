@@ -13,8 +13,6 @@ PARAMS = SamplingParams(temperature=0, max_tokens=3)
 
 
 class CountingScheduler(Scheduler):
-    """Counts the steps that it plans."""
-
     num_steps = 0
 
     def schedule(self, *arguments):
@@ -23,7 +21,6 @@ class CountingScheduler(Scheduler):
 
 
 def open_noted(config, **named):
-    """The usual executor, with a mark."""
     executor = open_uniproc(config, **named)
     executor.mark = "own"
     return executor

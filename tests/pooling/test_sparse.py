@@ -27,8 +27,6 @@ STRATEGIES = [("max", "relu"), ("max", "log1p_relu"), ("sum", "relu"), ("sum", "
 
 
 class Library:
-    """Makes each checkpoint once."""
-
     def __init__(self, folder):
         self._folder, self._made = folder, {}
 

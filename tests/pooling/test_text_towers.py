@@ -44,7 +44,6 @@ PROMPTS = [[1, *range(3, 3 + n), 95] for n in (0, 5, 20, 38)]
 
 
 def make(folder, name, **keys):
-    """A checkpoint with random weights."""
     kind, config = MODELS[name]
     torch.manual_seed(0)
     made = getattr(transformers, kind)(**config, **keys)

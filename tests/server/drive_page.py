@@ -61,7 +61,6 @@ def pictures(browser, url, folder):
 
 
 def main(folder):
-    """Write the pictures to `folder`."""
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,6 @@ class ScriptedServer:
 
 @contextmanager
 def scripted(parser_plan, tokens_per_step=1):
-    """A running server for a block."""
     server = ScriptedServer(parser_plan, tokens_per_step)
     server.start()
     try:

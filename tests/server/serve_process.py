@@ -40,8 +40,6 @@ class Served:
             self._news.notify_all()
 
     def line_with(self, pattern):
-        """Wait until the log has a line like this."""
-
         def found():
             return re.search(pattern, self.log) or self._is_over
 
@@ -56,7 +54,6 @@ class Served:
         return "".join(self.lines)
 
     def client(self, **options):
-        """A plain HTTP client."""
         return httpx.Client(base_url=self.url, timeout=60, **options)
 
     def post(self, path, body, **options):
@@ -68,12 +65,10 @@ class Served:
             return client.get(path, **options)
 
     def metric(self, name, **options):
-        """The sum of a metric's values."""
         lines = self.get("/metrics", **options).text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
     def core(self):
-        """The process of the one core."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         [found] = [each for each in children if each.name() == "EngineCore"]
         return found
@@ -86,12 +81,10 @@ class Served:
         return made
 
     def close_clients(self):
-        """Close the clients that nobody closed."""
         for client in self._clients:
             client.close()
 
     def stop(self, number=signal.SIGTERM):
-        """Send a signal and give the exit code."""
         self.process.send_signal(number)
         return self.wait()
 

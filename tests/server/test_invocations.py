@@ -13,7 +13,6 @@ COMPLETION = {"prompt": "def add(a, b):", "max_tokens": 3, "temperature": 0}
 
 
 def told(reply):
-    """A reply without what differs from one request to another."""
     assert reply.status_code == 200, reply.text
     return {name: value for name, value in reply.json().items() if name not in ("id", "created")}
 

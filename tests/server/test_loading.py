@@ -25,7 +25,6 @@ class Starting:
         self.log = ""
 
     def url_in(self, beginning):
-        """The URL in the next line that has these words."""
         for line in self.process.stderr:
             self.log += line
             if beginning in line:
@@ -33,7 +32,6 @@ class Starting:
         raise AssertionError(self.log)
 
     def core(self):
-        """The process of its core."""
         [child] = [
             p for p in psutil.Process(self.process.pid).children() if "quire" in str(p.cmdline())
         ]

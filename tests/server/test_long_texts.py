@@ -212,8 +212,6 @@ def test_t33_a_text_that_takes_too_much_memory_is_refused_and_the_next_one_is_no
 
 
 class Broken:
-    """A tokenizer with a fault of its own."""
-
     def encode(self, *args, **options):
         raise LookupError("a\udc80")
 

@@ -123,7 +123,6 @@ def page(browser):
 
 @pytest.fixture(scope="module")
 def model():
-    """A server whose model says what a test tells it to."""
     with scripted(ParserPlan(), tokens_per_step=3) as running:
         yield running
 
@@ -521,7 +520,6 @@ def test_files_are_attached_searched_saved_and_imported(model, page, tmp_path):
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-"""A picture of one pixel."""
 PICTURE = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
 GIVE = """([kind, type, text]) => {
     const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));

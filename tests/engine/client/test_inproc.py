@@ -24,7 +24,6 @@ def ids_of(client, handle):
 
 
 def valid(method):
-    """Arguments that a core's method takes."""
     values = {"name": "a", "lora_id": 1, "folder": "/a", "path": "x", "method": "check_health"}
     values |= {"init_info": {}, "update_info": {}, "reason": "r", "weight_version": "v"}
     values |= {"handles": [1]}

@@ -16,8 +16,6 @@ PIXELS = {"pixel_values": np.arange(300.0, dtype=np.float32)}
 
 
 class Picture:
-    """A source that says when its pixels are made."""
-
     def __init__(self, nbytes=10):
         self.nbytes = nbytes
         self.made = []

@@ -123,7 +123,6 @@ class Ask:
 
 
 def alone(folder, wanted, **options):
-    """The answers of an engine without a cache."""
     ask = Ask(open_core(folder, host_bytes=0, enable_prefix_caching=False, **options))
     return [ask(ids) for ids in wanted]
 

@@ -67,7 +67,6 @@ class Peer(Ask):
         return self.core.scheduler.connections.num_leased
 
     def settle(self, timeout_s=5.0):
-        """Turn until nothing is leased."""
         end = time.monotonic() + timeout_s
         while self.num_leased and time.monotonic() < end:
             self.core.step()

@@ -31,7 +31,6 @@ def cache(tmp_path_factory, monkeypatch):
 
 
 def free_ports(count):
-    """The first of ports that nobody has."""
     while True:
         first = random.randrange(20000, 30000)
         try:

@@ -59,8 +59,6 @@ class Workers:
 
 
 class Library:
-    """Folders of adapters, and a core that serves them."""
-
     def __init__(self, path, *, slots=2, most_kept=None, depth=1, passes=3, fail=None, serves=True):
         self.path, self.workers = path, Workers()
         scheduler = Scheduler(

@@ -34,7 +34,6 @@ def call(core, method, *args):
 
 
 def run(core, **params):
-    """Greedy ids of one request on an idle core."""
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, **params)
     core.add_request(EngineCoreRequest(7, list(range(3, 90)), params, seed=0, arrival_time=0.0))
     ids, ends = [], []

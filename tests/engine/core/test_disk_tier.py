@@ -40,7 +40,6 @@ def folder(tmp_path):
 
 
 def opened(core):
-    """The core, once it has read the folder."""
     tier = next(feature for feature in core.features if hasattr(feature, "is_opening"))
     while tier.is_opening:
         core.executor.collective_rpc("wait_for_transfers", (0.1,), {})
@@ -49,7 +48,6 @@ def opened(core):
 
 
 def filled(model, folder, **options):
-    """A core that has answered all prompts, and was closed."""
     core = opened(open_core(model, disk=folder, **options))
     ask = Ask(core)
     found = [ask(ids) for ids in prompts()]

@@ -81,7 +81,6 @@ class Scene:
         self.index.follow(self.subscriber, self.publisher._batches._next - 1)
 
     def check(self, medium="GPU"):
-        """The index is what the pool has."""
         self.follow()
         pool = self.core.scheduler.memory.pool
         held = {(medium, group, int.from_bytes(key[-8:], "big")) for key, group in pool._by_key}
@@ -302,7 +301,6 @@ class TierScene:
         self.ask, self.tier = Ask(self.core), self.core.executor.worker.model_runner.transfers
 
     def check(self):
-        """The index is what pool, host memory and folder have."""
         feature = next(each for each in self.core.features if hasattr(each, "is_opening"))
         while feature.is_opening or self.tier._waiting_bytes:
             self.core.step()

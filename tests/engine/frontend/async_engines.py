@@ -35,7 +35,6 @@ def core_of(engine):
 
 
 async def collect(engine, request_id, prompt=(4,), **params):
-    """All outputs of one request."""
     from quire.params import SamplingParams
 
     stream = engine.generate(list(prompt), SamplingParams(**params), request_id)
@@ -43,8 +42,6 @@ async def collect(engine, request_id, prompt=(4,), **params):
 
 
 def looped(test):
-    """Run a coroutine test with an end."""
-
     def runs(*args, **kwargs):
         return asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
 

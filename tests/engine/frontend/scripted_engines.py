@@ -46,7 +46,6 @@ def make_engine(
 
 
 def run(engine, most_steps=10_000):
-    """All outputs until nothing is unfinished."""
     outputs = []
     for _ in range(most_steps):
         if not engine.has_unfinished_requests():

@@ -13,7 +13,6 @@ from tests.engine.frontend.scripted_engines import embedded_tokenizer, make_engi
 
 
 def send(prompt="a b", params=None, engine=None, **options):
-    """The one message that the core gets."""
     engine = engine or make_engine()
     engine.add_request("r", prompt, params or SamplingParams(), **options)
     return engine.front_end.client.seen[-1]

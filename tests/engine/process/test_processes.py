@@ -310,7 +310,6 @@ def test_requests_by_the_documented_fields_are_told_apart(client):
 
 
 def poison(handle, **fields):
-    """A request with fields that no core can decode."""
     return msgspec.structs.replace(request(handle), **fields)
 
 

@@ -21,8 +21,6 @@ def plan_of(**wishes):
 
 
 class Process:
-    """Stands for a process that was started."""
-
     def __init__(self, module):
         self.is_running, self.message = True, None
 

@@ -45,8 +45,6 @@ def make_plan():
 
 
 class Recorder(StatLoggerBase):
-    """Keeps what it hears."""
-
     made: list = []
 
     def __init__(self, vllm_config, engine_index=0):

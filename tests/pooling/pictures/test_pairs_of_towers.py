@@ -57,7 +57,6 @@ def make(folder, name):
 
 
 def of_transformers(model, folder, given):
-    """The vector of a picture."""
     processor = read_picture_settings(folder, read_whole_config(folder)).read()
     arrays = processor.arrays(given, processor.layout(given.height, given.width))
     inputs = {name: torch.tensor(array) for name, array in arrays.items()}

@@ -40,7 +40,6 @@ def engine(folder, **options):
 
 
 def of_transformers(model, name, folder, ids, pictures):
-    """The normalised vectors of all tokens."""
     ids = torch.tensor([ids])
     inputs = inputs_of(name, folder, pictures)
     kinds = (ids == IMAGE_ID).int()

@@ -23,8 +23,6 @@ def line(name, url="/v1/chat/completions", body=BODY, **other):
 
 
 def run(source, target, *, concurrency=4, engine_dies=False, overwrite=False, **app_options):
-    """One run; the results in the order of their writing."""
-
     async def runs():
         app, engine = make_app("fine", **app_options)
         try:

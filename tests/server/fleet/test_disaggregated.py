@@ -51,7 +51,6 @@ def hits(server):
 
 
 def plain(reply):
-    """A reply without what differs between two of the same request."""
     text = json.dumps(reply.get("choices") or reply.get("output") or reply.get("content"))
     return json.loads(text, object_hook=lambda d: {k: v for k, v in d.items() if k != "id"})
 

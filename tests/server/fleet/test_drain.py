@@ -43,8 +43,6 @@ def body(name):
 
 
 class Stream(threading.Thread):
-    """The client of a stream."""
-
     def __init__(self, server, name):
         super().__init__(daemon=True)
         self.server, self.name_of_body = server, name

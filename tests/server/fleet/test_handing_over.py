@@ -139,8 +139,6 @@ async def servers(count=2):
 
 
 class Reader:
-    """The client of a stream."""
-
     def __init__(self, http, one, number=0):
         self.texts, self.ends = [], []
         self.has_begun = asyncio.Event()

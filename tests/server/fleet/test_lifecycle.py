@@ -17,7 +17,6 @@ LONG = {"prompt": "def", "max_tokens": 3000, "ignore_eos": True, "stream": True}
 
 
 def lines_of(server, body):
-    """The events of a stream as they come."""
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as reply:
         assert reply.status_code == 200
         yield from (line for line in reply.iter_lines() if line)

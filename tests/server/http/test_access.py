@@ -140,7 +140,6 @@ def test_t21_errors_say_nothing_of_the_inside(guarded):
 
 @pytest.fixture(scope="module")
 def tight():
-    """A server with small bounds."""
     with serving(
         "--max-header-bytes", "8K", "--max-body-bytes", "64K", "--header-timeout-s", "1",
         "--body-timeout-s", "1", "--root-path", "/base", "--host", "0.0.0.0", "--api-key", KEY,

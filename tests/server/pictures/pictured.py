@@ -32,13 +32,11 @@ GREEDY = {"temperature": 0, "max_tokens": 4, "logit_bias": {"3": -100}, "ignore_
 
 
 def write_model(folder):
-    """The files of the model."""
     write_spoken("llava", folder)
     return folder
 
 
 def png(seed, **options):
-    """A picture as a file."""
     return encoded(picture(seed, **options))
 
 
@@ -55,7 +53,6 @@ def image(url, **more):
 
 
 def chat(*parts, **more):
-    """The body of a chat completion."""
     return {"messages": [{"role": "user", "content": list(parts)}], **GREEDY, **more}
 
 
@@ -144,7 +141,6 @@ async def app_of(folder, *, web=None, web_timeout_s=5.0, keys=(), server_args=No
 
 
 def anthropic_error(reply):
-    """The text of an error in Anthropic's form."""
     error = reply.json()["error"]
     assert error["type"] == "invalid_request_error"
     return error["message"]
@@ -156,7 +152,6 @@ def web_client(settings: FetchSettings, web: Web) -> WebClient:
 
 @asynccontextmanager
 async def client_of(app, key=None):
-    """An HTTP client of an app."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(
