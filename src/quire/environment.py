@@ -382,7 +382,7 @@ def _bundles(given: Mapping[str, str], name: str) -> tuple[int, ...] | None:
 
 
 class RankEnvironment(msgspec.Struct, frozen=True):
-    """Of a core's workers: layers of each stage (None: equal), CPUs of threads as written."""
+    """Settings of a core's workers: each stage's layers (None: equal), CPUs as written."""
 
     stage_layers: tuple[int, ...] | None
     threads_bind: str

@@ -26,7 +26,7 @@ _MOST = 10_000
 
 
 class _Methods:
-    """Sources and their code: of the file, read with the first class, and new ones."""
+    """Sources and their bytecode: the file's, read with the first class, and new ones."""
 
     def __init__(self) -> None:
         self._known: dict[str, CodeType] | None = None

@@ -379,9 +379,7 @@ class LLM(BlockingControl, PoolingMethods):
             raise InvalidParameter("mm_processor_kwargs", mm_processor_kwargs, allowed)
 
     def _params(self, given: Any) -> Any:
-        """The parameters of a generation. Raises RequestError for an engine that only pools,
-        InvalidType for parameters of pooling.
-        """
+        """The parameters of a generation. Raises RequestError, InvalidType for those of pooling."""
         if not self.llm_engine.front_end.inputs.limits.generates:
             raise RequestError(
                 "This engine pools prompts and generates no text. Call embed(), encode(), "

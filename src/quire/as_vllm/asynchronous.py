@@ -28,7 +28,7 @@ async def collect_from_async_generator(iterator: AsyncIterator[T]) -> list[T]:
 async def merge_async_iterators(
     *iterators: AsyncIterator[T],
 ) -> AsyncIterator[tuple[int, T]]:
-    """Merges items of several, with their source's number; closing this closes the others."""
+    """Merges what several iterators yield, by the number of each; closing it closes them."""
     waiting = {asyncio.ensure_future(anext(it)): number for number, it in enumerate(iterators)}
     try:
         while waiting:

@@ -144,9 +144,7 @@ async def init_app_state(
     args: argparse.Namespace,
     supported_tasks: Sequence[str] | None = None,
 ) -> None:
-    """Bring the engine to an app by its `state`. Raises RequestError for an adapter of
-    --lora-modules that cannot be used.
-    """
+    """Bring the engine by the `state`. Raises RequestError for adapters that cannot be used."""
     from quire.cli.serve import keys_of, parts_of
     from quire.server.serving import make_app
 

@@ -23,7 +23,7 @@ PASSING = (RequestError, CapacityError, GenerationError)
 
 
 class Piece(NamedTuple):
-    """A part of an answer of `num_tokens`; `is_thought`: reasoning that is shown and not kept."""
+    """A part of an answer, of `num_tokens`; with `is_thought` it is shown and not kept."""
 
     text: str = ""
     num_tokens: int = 0

@@ -80,7 +80,7 @@ def with_defaults(given: dict[str, Any], model: dict[str, Any], max_tokens: int)
 def generate(
     session: Session, prompt: str, sampling: dict[str, Any], args: argparse.Namespace
 ) -> None:
-    """Run the one request and print its output, after Ctrl-C what there is of it; that goes on."""
+    """Run the request and print its output; on KeyboardInterrupt what there is, and re-raise."""
     num_completions = sampling.get("n", 1)
     # pieces of several answers come mixed: those are printed one after the other
     streams = not args.json and num_completions == 1

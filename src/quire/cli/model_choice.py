@@ -24,7 +24,7 @@ _OF_REQUESTS = ("seed",)
 
 
 def add_answer_flags(parser: QuireParser, first: Sequence[str]) -> None:
-    """Add flags for the source of answers, sampling and the engine after `first`, the command's."""
+    """Add the flags of answers, sampling and the engine after `first`, the command's own."""
     parser.add_argument(
         "--stats", action="store_true", help="print the time to the first token and tokens/s"
     )

@@ -117,7 +117,7 @@ class ModelFacts(DescribedModel, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pool_memories(self) -> tuple[LayerMemory | None, ...]:
-        """Memory of a worker's layers for a request: all stages', and that of drafting ones."""
+        """Memory that a request takes in the layers of all stages, those of drafts included."""
         own = self.memories if self.rank is None else self.rank.memories
         return own + (() if self.drafts is None else self.drafts.memories)
 

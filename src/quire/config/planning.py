@@ -124,9 +124,7 @@ def _launched(args: EngineOptions) -> LaunchedProcess | None:
 
 
 def with_plain_values(args: EngineOptions) -> EngineOptions:
-    """The arguments, with a type of torch replaced by its name, configs that a program made
-    (`PoolerConfig`, ...) by dicts.
-    """
+    """The arguments, with types of torch by name, and configs that a program made as dicts."""
     plain: dict[str, Any] = {}
     for name, value in vars(args).items():
         if type(value).__module__ == "torch":  # a dtype
@@ -347,7 +345,7 @@ def _token_id(folder: str | None, mode: str, token: str) -> int | None:
 def _lengths(
     config: dict[str, Any], files: SentenceFiles, decoder: AnyDecoder, tokenizer: str | None
 ) -> dict[str, Any]:
-    """Lengths in `ModelFacts`: of config.json, or those that a model that only pools learnt."""
+    """Lengths in `ModelFacts`: of config.json, or as a model that only pools was trained."""
     own = length_facts(config)
     stated = _pooled_length(files, decoder, tokenizer, own)
     if isinstance(decoder, Decoder) and decoder.pooler is not None and decoder.generates:
@@ -568,7 +566,7 @@ def _generation_config(args: EngineOptions, folder: Path) -> tuple[dict[str, Any
 
 
 def _chat_template(given: str | None) -> tuple[str | None, str]:
-    """The template: as Jinja, from a file, or for a plain word, the name of the tokenizer's."""
+    """The template and its source: Jinja, a file's, or the name of one of the tokenizer's."""
     if given is None:
         return None, ""
     text = os.fspath(given)

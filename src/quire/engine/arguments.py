@@ -67,7 +67,7 @@ def request_ids(given: object) -> list[str]:
 
 
 def refuse_keywords(given: Mapping[str, object]) -> None:
-    """Raise NotBuiltYet for the first documented one with a value, else UnknownParameter."""
+    """Raise NotBuiltYet for a documented one that is not None, UnknownParameter for others."""
     for name, value in given.items():
         if name not in _OF_REQUESTS:
             raise UnknownParameter(name, "the parameters are those of the signature")

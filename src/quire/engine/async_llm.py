@@ -495,9 +495,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
             raise self.dead_error.__cause__ or self.dead_error
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Wait until all requests finish. Raises TimeoutError, which says how many are left, after
-        `drain_timeout` seconds.
-        """
+        """Wait for all requests. Raises TimeoutError after `drain_timeout` seconds."""
         limit_s = _seconds("drain_timeout", drain_timeout)
         if self.front_end.outputs.num_unfinished:
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -132,16 +132,12 @@ class ControlVerbs(WorkerVerbs):
 
     @verb()
     def reset_mm_cache(self) -> Utility[None]:
-        """Forget processed media that are kept for prompts that have the same ones. A model of text
-        has none.
-        """
+        """Forget processed media that are kept for prompts. A model of text has none."""
         return Utility("reset_mm_cache")
 
     @verb()
     def reset_encoder_cache(self) -> Utility[None]:
-        """Forget encoders' outputs; what a request still needs is made again. A model of text has
-        none.
-        """
+        """Forget encoders' outputs; what is needed is made again. A model of text has none."""
         return Utility("reset_encoder_cache")
 
     # "keep" in a restarted core: the requests that it gets again had outlived the call

@@ -215,7 +215,7 @@ class LLMEngine(EngineAttributes, BlockingControl):
             self.front_end.stats.log()
 
     def do_log_stats_with_interval(self) -> None:
-        """Log that line QUIRE_LOG_STATS_INTERVAL seconds after the last one, as `step()` does."""
+        """Log the line of `do_log_stats` QUIRE_LOG_STATS_INTERVAL seconds after the last one."""
         if time.monotonic() - self._logged_at >= self._log_interval_s:
             self.do_log_stats()
 

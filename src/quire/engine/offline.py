@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
-    """Calls of other threads wait for the method; its own may use `self`, but not in a step."""
+    """Have other threads' calls wait for the method; its own may use `self`, but not in a step."""
 
     @wraps(method)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:

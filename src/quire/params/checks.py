@@ -152,9 +152,7 @@ def in_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
 
 
 def prompt_ids(token_ids: list[int], text: str | None, vocab_size: int) -> None:
-    """Raise for the ids of a prompt, made of `text` if that is known, that is empty, and for an id
-    that the model does not have.
-    """
+    """Raise for a prompt (of `text`) without ids, or with one that the model does not have."""
     if not token_ids:
         allowed = "it must have at least one token"
         raise InvalidParameter("prompt", token_ids if text is None else text, allowed)

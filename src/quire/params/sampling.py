@@ -218,9 +218,7 @@ class SamplingParams(SamplingFields, PydanticField, omit_defaults=True, tag="sam
         return sampling_rules.scores_prompt(self)
 
     def check_scored_rows(self, num_prompt_tokens: int) -> None:
-        """Raise InvalidParameter unless `prompt_logprob_token_ids` has a row for each token of the
-        prompt that it is to score.
-        """
+        """Raise InvalidParameter unless each prompt token to be scored has a row of ids."""
         rows, start = self.prompt_logprob_token_ids, self.prompt_logprob_start or 0
         expected = max(0, num_prompt_tokens - 1 - start)
         if rows is not None and len(rows) != expected:

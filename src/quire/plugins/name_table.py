@@ -89,7 +89,7 @@ class NameTable(Mapping[str, T], Generic[T]):
         return len(self._own) + len(self._added)
 
     def entries_by_name(self) -> Iterator[tuple[str, str]]:
-        """A program's entries, values as "module:attribute", without those that have no such."""
+        """A program's entries as "module:attribute", but those that cannot be named so."""
         for name, (value, who) in self._added.items():
             if who == PROGRAM and (named := _name_of(value)) is not None:
                 yield name, named

@@ -223,9 +223,7 @@ class Server:
         return self.texts
 
     def tell_cut(self, request: Request, body: GenerationFields, prompts: Sequence[Prompt]) -> None:
-        """Have the reply's header `X-Adjusted-Fields` say how many tokens there may be, where that
-        is less than was asked for.
-        """
+        """Say in `X-Adjusted-Fields` how many tokens there may be, where more were asked for."""
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         asked = getattr(body, name)
         allowed = min((prompt.params.max_tokens or 0 for prompt in prompts), default=0)
@@ -279,9 +277,7 @@ class Server:
     async def _add_formed(
         self, request: Request, prompt: Prompt, adding: Callable[[], Awaitable[Outputs]]
     ) -> Outputs:
-        """Add a prompt with a form by `adding`, and let errors and the header of ignored fields
-        name what the form was made from.
-        """
+        """Add a prompt by `adding`; errors and headers name what its form was made from."""
         inputs, parts = self.engine.front_end.inputs, prompt.form_parts()
         await check_parts(inputs, parts)
         try:

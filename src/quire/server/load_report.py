@@ -18,7 +18,7 @@ REPORTED = ("kv_cache_usage_perc", "num_requests_waiting")
 
 
 async def load_headers(server: Server, request: Request) -> dict[str, str]:
-    """The report in the request's FORMAT, TEXT or JSON; {} without one, or statistics."""
+    """The report in the request's FORMAT, TEXT or JSON; {} without a format or statistics."""
     asked = request.headers.get(FORMAT, "").upper()
     if asked not in ("TEXT", "JSON"):
         return {}

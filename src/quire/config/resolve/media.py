@@ -13,9 +13,7 @@ _OF_PICTURES = ("mm_processor_kwargs", "media_io_kwargs")
 
 
 def decide_media(d: Decisions) -> None:
-    """Fix `media`. Raises InvalidParameter for values that make no sense, and for those of pictures
-    in an engine that takes none.
-    """
+    """Fix `media`. Raises InvalidParameter for values that make no sense, or need pictures."""
     args = d.args
     if not has_vision(d.model.hf_config):
         if takes_pictures(args):

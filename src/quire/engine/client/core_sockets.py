@@ -201,7 +201,7 @@ class CoreSockets:
             self.take_ready()  # sending can consume the signal that a READY has come
 
     def begin_call(self, utility: Utility[Any], engine_indices: Iterable[int]) -> Future[Any]:
-        """Call cores; the future gets their one answer. Raises NotEncodable for an argument."""
+        """Call these cores; the future gets their one answer. Raises NotEncodable."""
         targets = list(engine_indices)
         call_id, future = self._calls.begin(utility, targets)
         try:

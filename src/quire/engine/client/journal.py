@@ -167,9 +167,7 @@ class CoreJournal:
         return self._on_end(suspects, self._blame(suspects))
 
     def ended_with_group(self) -> Death:
-        """The core has ended because another core of its lock-step group died: no request of it is
-        to blame, and the death does not count.
-        """
+        """The core ended because another of its group died: no blame, no death that counts."""
         return self._on_end([], [])
 
     def _on_end(self, suspects: list[int], blamed: list[int]) -> Death:

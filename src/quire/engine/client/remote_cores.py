@@ -421,9 +421,7 @@ class RemoteCores:
     # deaths
 
     def check_health(self) -> None:
-        """Kill cores of ours that hang, so that they are dead in the ordinary way, and keep spare
-        processes ready. To be called every `next_check_s`.
-        """
+        """Kill cores that hang, and keep spare processes ready; to call every `next_check_s`."""
         now = time.monotonic()
         passed_s, self._checked_at = now - self._checked_at, now
         if passed_s > 2 * CHECK_S:

@@ -122,9 +122,7 @@ class Supervisor:
             yield from journal.entries.items()
 
     def release(self, handle: int) -> tuple[int, JournalEntry] | None:
-        """Forget a request, which goes on elsewhere; returns its core and its entry. None: it has
-        ended.
-        """
+        """Forget a request that goes on elsewhere. Returns its core and entry, None if it ended."""
         engine_index = self.engine_of(handle)
         if engine_index is None:
             return None

@@ -34,9 +34,7 @@ class AdapterVerbs:
         return self._require_adapters().remove(lora_id)
 
     def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory and in its slot. Raises InvalidParameter for an unknown id, and
-        where all slots are pinned.
-        """
+        """Keep an adapter in memory and its slot. Raises InvalidParameter where that cannot be."""
         self._require_adapters().pin(lora_id)
         return True
 

@@ -391,9 +391,7 @@ class EngineCore(CoreControl):
         return stats
 
     def _draft_counts(self) -> tuple[int, list[int]]:
-        """Drafts verified since the last report: their number, and by n the times that exactly n of
-        a request's drafts in a step were right.
-        """
+        """Drafts verified since the last report, and by n how often exactly n were right."""
         counters = self.scheduler.counters
         count = counters.num_drafts - self._counted_drafts[0]
         if not count:

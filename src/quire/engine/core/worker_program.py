@@ -21,7 +21,7 @@ from quire.runner.sampling import find_logits_processors, make_logits_processors
 
 
 def of_core(plan: EnginePlan, core: int, num_deaths: int = 0) -> EnginePlan:
-    """The plan of one core, with its workers' CPUs and sockets; `num_deaths` so far of it."""
+    """The plan of one core, with its own workers' CPUs and sockets, after `num_deaths` deaths."""
     parallel = plan.parallel
     size = parallel.mesh.world_size
     first = core * size % len(parallel.thread_cpus)
@@ -56,9 +56,7 @@ def cpus_of_core(plan: EnginePlan) -> frozenset[int]:
 
 
 def worker_config(plan: EnginePlan) -> WorkerConfig:
-    """The part of a plan that the workers are built from. Raises InvalidParameter for a logits
-    processor that cannot be imported.
-    """
+    """The part of a plan for workers. Raises InvalidParameter for an unknown logits processor."""
     processors = find_logits_processors(plan.sampling.logits_processors)
     return WorkerConfig(
         model=plan.model,

@@ -79,9 +79,7 @@ class RayCores:
         self._name = f"quire_{secrets.token_hex(4)}"
 
     def place(self, engine_index: int, incarnation: int) -> OwnedProcess:
-        """A process for the core: at first on the machine that it was given, or on another where
-        that has died, and after its own death on any with room.
-        """
+        """A process for the core: on its machine while that lives, after its own death on any."""
         from quire.clusters.ray_process import OwnBundles, RayProcess  # it imports Ray
 
         name = f"{self._name}_dp_rank_{engine_index}_{incarnation}"

@@ -26,9 +26,7 @@ class EngineAttributes(HasCounterparts):
 
     @property
     def vllm_config(self) -> EnginePlan:
-        """The plan that the engine was made from, with the cores that it has now. Raises
-        EngineError where it was made by hand.
-        """
+        """The engine's plan, with its present cores. Raises EngineError where it has none."""
         plan = self.front_end.plan
         if plan is None:
             raise EngineError("The engine was made without a plan.")

@@ -293,7 +293,7 @@ class InputProcessor(HasCounterparts):
     def open(
         self, params: SamplingParams, options: RequestOptions, **known: Any
     ) -> EngineCoreRequest:
-        """As `process`, before the prompt comes, in parts: checks all else, and has the seed."""
+        """As `process`, for a prompt that comes in parts: checks all else, and draws the seed."""
         fields = self._fields(options, **known)
         if options.tokenization_kwargs is not None:
             encode_options(options.tokenization_kwargs)

@@ -175,7 +175,7 @@ async def close_all(streams: Sequence[Outputs]) -> None:
 
 
 async def merged(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Outputs of all streams, numbered; the first exception ends all. The caller closes them."""
+    """Outputs of all streams by number; an exception ends all. The caller closes them."""
     if len(streams) == 1:
         async for output in streams[0]:
             yield 0, output

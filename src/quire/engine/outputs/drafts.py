@@ -9,7 +9,7 @@ from quire.step.part import VerifiedDrafts
 
 
 class OutputDrafts(KeptPart):
-    """Counts of a completion; a step has up to `num_spec_tokens`; `is_detailed`: by step."""
+    """A completion's counts; a step has at most `num_spec_tokens`. `is_detailed`: by step."""
 
     __slots__ = ("_is_detailed", "_metrics")
 

@@ -42,7 +42,7 @@ class DirectRequests:
         return own
 
     def handles_of(self, ids: Sequence[int | str]) -> Sequence[int]:
-        """The handles that ids are, or that are named so. Raises InvalidType for anything else."""
+        """The handles that are meant, or named. Raises InvalidType for anything else."""
         if {int}.issuperset(map(type, ids)):
             return ids  # type: ignore[return-value]
         found: list[int] = []

@@ -183,9 +183,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     nixl_num_descriptors: int = 0
     nixl_num_failed_transfers: int = 0
     nixl_num_kv_expired_reqs: int = 0
-    """Bytes and blocks that were pulled from other engines, pulls that have failed, and requests
-    whose blocks nobody has asked for in time.
-    """
+    """Bytes and blocks pulled from other engines, failed pulls, and requests nobody asked for."""
 
     @property
     def spec_decoding_stats(self) -> SpecDecodingStats | None:
@@ -327,9 +325,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
     @property
     def outputs(self) -> OutputList:
-        """One for each request that has new tokens or has ended. The list may be changed, and
-        another one assigned: the columns follow.
-        """
+        """One for each request with new tokens or an end; changing it changes the columns."""
         return OutputList(self, outputs_of(self))
 
     @outputs.setter

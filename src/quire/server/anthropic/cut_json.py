@@ -12,7 +12,7 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 
 def readable_part(text: str) -> dict[str, Any] | None:
-    """What the beginning of an object has in full, inner members too; None: not an object."""
+    """Members that the beginning of an object has in full, inner ones too; None: not an object."""
     complete = 0
     for match in _TOKEN.finditer(text):
         if match.group() in _CLOSERS:

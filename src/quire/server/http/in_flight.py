@@ -160,10 +160,7 @@ class WithoutRoot:
 
 
 class InFlightMiddleware:
-    """The outermost layer of the app.
-
-    `shows_ids`: replies carry X-Request-Id. `logs`: each request writes a line when it has ended.
-    """
+    """The outermost layer. `shows_ids`: replies carry X-Request-Id; `logs`: each has a line."""
 
     def __init__(
         self, app: ASGIApp, in_flight: InFlightRequests, *, shows_ids: bool, logs: bool

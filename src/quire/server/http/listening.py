@@ -128,7 +128,7 @@ def address_of(listener: socket.socket, tls: Tls) -> str:
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's server with our acceptors and no signal handlers; `accepts`: it does by now."""
+    """uvicorn's server with our acceptors and no signal handlers; `accepts` once it does."""
 
     def __init__(
         self, config: uvicorn.Config, connections: Connections, handshake_timeout_s: float

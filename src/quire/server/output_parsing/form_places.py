@@ -15,9 +15,7 @@ from quire.server.output_parsing.parser_registry import plan_parsers
 
 
 class FormsAfterReasoning:
-    """Has forms begin after the reasoning of outputs, whose format has a name. Raises
-    InvalidParameter for one that is not known.
-    """
+    """Has forms begin after the reasoning. Raises InvalidParameter for an unknown format."""
 
     def __init__(self, reasoning_parser: str) -> None:
         try:

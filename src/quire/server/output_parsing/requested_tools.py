@@ -30,9 +30,7 @@ class RequestedTools:
 
     @property
     def grammars(self) -> dict[str, str]:
-        """Grammars, in Lark's notation, that the inputs of custom tools follow, by tool. The
-        schemas of `functions` cannot say them.
-        """
+        """Lark grammars of custom tools' inputs, by tool, which the schemas cannot say."""
         given = ((name, form) for name, form in self.inputs.items() if form is not None)
         return {name: definition for name, (syntax, definition) in given if syntax == "lark"}
 

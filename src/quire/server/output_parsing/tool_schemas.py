@@ -81,7 +81,7 @@ class ToolSchemas:
 
 
 def valid_arguments(written: str, tool: str, schemas: ToolSchemas) -> str | None:
-    """A call's arguments without unknown ones; None where a required one lacks, or one is twice."""
+    """Arguments without unknown ones; None where a required one is missing or comes twice."""
     try:
         # as pairs, since a dict would hide an argument that comes twice
         pairs: list[tuple[str, Any]] = json.loads(written, object_pairs_hook=list, strict=False)

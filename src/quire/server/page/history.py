@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 async def keep_history(server: Server, *, has_gpu: bool) -> None:
-    """Add a sample to the history every period, until cancelled; `has_gpu`: the engine's."""
+    """Add a sample to the history every period until cancelled; `has_gpu`: the engine has one."""
     # One of several API servers is a child of the process that started the engine's.
     root = os.getppid() if server.in_flight.has_neighbours else os.getpid()
     while True:

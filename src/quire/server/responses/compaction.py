@@ -29,7 +29,7 @@ def sealed(summary: str) -> str:
 
 
 def message_of(item: dict[str, Any], name: str) -> dict[str, Any]:
-    """The message of a `compaction` item. Raises InvalidParameter for content of others."""
+    """The message of a `compaction` item. Raises InvalidParameter for foreign content."""
     content = item.get("encrypted_content")
     try:
         text = base64.b64decode(content or "", validate=True).decode()

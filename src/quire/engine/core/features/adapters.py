@@ -136,7 +136,7 @@ class AdapterStore(CoreFeature):
             read_unchanged(checked, folder)
 
     def add(self, ref: AdapterRef, *, again: bool = False) -> Future[bool]:
-        """Read and keep an adapter, `again`: even unchanged. The future may raise RequestError."""
+        """Read and keep an adapter (`again`: even unchanged). The future may raise RequestError."""
         if again:
             self._known.forget(ref.folder)
         answer: Future[bool] = Future()

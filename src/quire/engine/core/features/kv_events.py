@@ -28,7 +28,7 @@ _KINDS = {"full": "full_attention", "sliding": "sliding_window", "state": "mamba
 
 
 class KVEvents(CoreFeature):
-    """Publishes the pool's changes, a batch for each step; following blocks are one event."""
+    """Publishes the pool's changes, a batch a step; consecutive blocks are one event."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ def _hash(key: bytes) -> int:
 def _extra_keys(
     request: Request, start: int, end: int, adapter: str | None
 ) -> list[str | tuple[str, int]] | None:
-    """Parts of a block's hash besides its tokens: adapter, media at places in the block, salt."""
+    """Parts of a block's hash besides its tokens: adapter, media with their places, salt."""
     found: list[str | tuple[str, int]] = [] if adapter is None else [adapter]
     for span in request.embedded:
         if span.start < end and start < span.end:

@@ -14,6 +14,6 @@ from quire.scheduling.scheduler import Scheduler
 def plain_features(
     scheduler: Scheduler, media: MediaFacts | None = None
 ) -> tuple[CoreFeature, ...]:
-    """Features that refuse what needs more than tokens. media: None where there is no encoder."""
+    """Features that refuse what needs more than tokens. media: None where none are taken."""
     grammars = ConstrainedOutputs(GrammarCompiler(None), scheduler)
     return grammars, AdaptersOff(), MediaOfPrompts(media or MediaFacts())

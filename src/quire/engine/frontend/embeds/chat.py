@@ -59,9 +59,7 @@ class EmbeddedChat:
         return f"[{self._nonce}:{index}]"
 
     def pieces(self, rendered: str) -> list[str]:
-        """The texts around the embeddings: one more than there are embeddings. Raises RequestError
-        for a template that does not keep them all, in order.
-        """
+        """The texts around the embeddings. Raises RequestError for a template that loses some."""
         pieces = []
         for index in range(len(self._rows)):
             before, mark, rendered = rendered.partition(self._mark(index))

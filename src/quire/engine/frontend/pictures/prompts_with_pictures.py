@@ -44,9 +44,7 @@ class PromptsWithPictures(ABC):
         return self._loader.cache.num_queries, self._loader.cache.num_hits
 
     def chat(self, messages: Any, render: Callable[..., str], **options: Any) -> Any:
-        """The prompt of a conversation that may have pictures: `render_chat` with `options` where
-        these are markers, and the pictures with it.
-        """
+        """A conversation's prompt by `render_chat`, with markers for pictures, and these."""
         texts, found = self.taken_out(messages)
         if not found:
             return render(messages, **options)

@@ -237,7 +237,7 @@ def gemma_head(text: str) -> Head | None:
 
 
 def loose_calls(opening: str, closing: str, mark: str, *others: str) -> dict[str, ParserState]:
-    """Calls of Gemma's notation, without arguments perhaps bare; `others` may follow them."""
+    """Calls of Gemma's notation, perhaps without braces; `others` may follow them."""
     ends = {closing: "content"}
     opens = {opening: "name"}
     return {

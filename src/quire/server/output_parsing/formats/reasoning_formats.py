@@ -19,9 +19,7 @@ KIMI_K2 = ReasoningFormat(
 APPENDED_THINK = ReasoningFormat(
     "minimax_m2_append_think", *THINK, is_assumed=True, stays_in_answer=True
 )
-"""Format that keeps the reasoning in the answer: clients send an answer back without its
-`reasoning`, and MiniMax M2 is to see it.
-"""
+"""Keeps the reasoning in the answer: clients send only that back, and MiniMax M2 reads it."""
 GRANITE_THINKING = ReasoningFormat("granite_thinking_parser", *THINK, trims_answer=True)
 MISTRAL = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",))
 SEED_OSS = ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), is_assumed=True)
