@@ -136,16 +136,8 @@ class SpeculativeView(PlanView):
     """`vllm_config.speculative_config`, of an engine that drafts."""
 
     name = "speculative_config"
-
-    @property
-    def method(self) -> str:
-        """Method of drafting."""
-        return str(self.plan.speculation.method)
-
-    @property
-    def num_speculative_tokens(self) -> int:
-        """The most drafts of a request in a step."""
-        return int(self.plan.speculation.num_tokens)
+    method = Fact(part="speculation")
+    num_speculative_tokens = Fact("num_tokens", "speculation")
 
     @property
     def model(self) -> str | None:

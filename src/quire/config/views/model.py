@@ -23,6 +23,7 @@ class ModelView(PlanView):
     trust_remote_code = Fixed(False)
     enable_sleep_mode = Fixed(True)
     enable_prompt_embeds = Fact("takes_prompt_embeds")
+    tokenizer = Fact("tokenizer_folder")
     is_encoder_decoder = Fixed(False)
 
     @property
@@ -34,12 +35,6 @@ class ModelView(PlanView):
     def served_model_name(self) -> str:
         """The first name that the model answers to."""
         return str(self.plan.model.served_model_names[0])
-
-    @property
-    def tokenizer(self) -> str | None:
-        """The tokenizer's folder; None for an engine without."""
-        folder: str | None = self.plan.model.tokenizer_folder
-        return folder
 
     @property
     def skip_tokenizer_init(self) -> bool:
