@@ -21,7 +21,7 @@ from quire.runner.rows import Rows
 from quire.step.plan import Chunk, NewRow, StepPlan
 from tests.models.dense_reference import run_dense
 from tests.models.paged_driver import TOLERANCE, PagedRun, relative_error
-from tests.runner.recorded_graphs import RecordingGraphs
+from tests.support.recorded_graphs import RecordingGraphs
 
 NATIVE, REASON = find_native()
 LAYERS = 5

@@ -11,9 +11,9 @@ from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.decode_graphs import GraphForward
 from quire.testing.checkpoints import make_checkpoint
 from tests.runner.late_engines import plain_ops
-from tests.runner.recorded_graphs import RecordingGraphs
 from tests.support.late_driver import LateDriver
 from tests.support.lora.adapters import Asked, Steps, merged, random_adapter
+from tests.support.recorded_graphs import RecordingGraphs
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = {

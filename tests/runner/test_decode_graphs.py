@@ -20,8 +20,8 @@ from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.decode_graphs import GraphForward, decode_sizes
 from quire.runner.rows import Rows
 from quire.step.plan import Chunk, NewRow, StepPlan
-from tests.runner.recorded_graphs import RecordingGraphs
 from tests.support.late_driver import LateDriver
+from tests.support.recorded_graphs import RecordingGraphs
 
 NUM_ROWS, MAX_LEN, SIZE = 11, 40, 4
 POOL = plan_kv_pool([KeyValues(1, 8), KeyValues(1, 8, window=7)], SIZE, NumberBytes(4, 4))

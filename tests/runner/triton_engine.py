@@ -19,8 +19,8 @@ from quire.executor import platform
 from quire.hardware.facts import GpuFacts, MachineFacts
 from quire.ops import select
 from tests.runner.late_engines import WISHES
-from tests.runner.recorded_graphs import Recorded
 from tests.support.late_driver import LateDriver
+from tests.support.recorded_graphs import Recorded
 
 NUM_BLOCKS = 9
 SMALL = WISHES | {"max_num_seqs": 3, "max_num_batched_tokens": 8, "max_model_len": 16}
