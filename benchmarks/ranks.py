@@ -36,8 +36,9 @@ from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
 from quire.errors import EngineError
 from quire.params import RequestOutputKind
 from quire.testing import make_checkpoint
-from tests.executor.ranks.test_stage_parts import NETWORKS, ask_pictures
+from tests.executor.ranks.test_stage_parts import NETWORKS
 from tests.executor.test_shared_adapters import make_adapter
+from tests.executor.test_shared_poolers import ask_pictures
 from tests.executor.worker_cores import WISHES, Served, plan_of, requests, same_bits, serve
 from tests.models.hostile.encoders import ENCODERS, make_encoder
 from tests.models.hostile.models import HOSTILE, write

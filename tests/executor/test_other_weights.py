@@ -24,8 +24,6 @@ def folders(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(folders):
-    """The answers of each."""
-
     def of(folder):
         core = open_core(folder, 1)
         found = serve(core)

@@ -8,13 +8,12 @@ from safetensors.torch import load_file
 
 from quire.engine.wire.messages import AdapterRef
 from quire.engine.wire.output_parts import FinishReason
-from quire.hardware.native import find_native
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
 from tests.models.adapters.made import PREFIX, HandMade, pair
+from tests.support.needs import needs_native
 
-NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+pytestmark = needs_native
 WISHES = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
 FOUR_HEADS = {
     "num_hidden_layers": 2,

@@ -8,12 +8,11 @@ from quire.engine.core.builder import core_over, worker_config
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.engine.wire.output_parts import FinishReason
 from quire.executor.uniproc import open_uniproc
-from quire.hardware.native import find_native
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import KINDS, open_core, same_bits, serve
+from tests.support.needs import needs_native
 
-NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+pytestmark = needs_native
 CROWDED = {"num_gpu_blocks_override": 20, "max_model_len": 48}
 ALWAYS = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 99, 3]]}
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, **ALWAYS}

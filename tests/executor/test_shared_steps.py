@@ -54,7 +54,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def right(folder):
-    """What one worker answers."""
     core = open_core(folder, 1)
     found = serve(core)
     core.shutdown()
@@ -70,7 +69,6 @@ def assert_close(found, right):
 
 
 def answers(folder, sizes, given=None, **wishes):
-    """What each number of workers answers."""
     found = []
     for num_workers in sizes:
         core = open_core(folder, num_workers, **wishes)

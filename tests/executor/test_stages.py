@@ -10,7 +10,6 @@ from quire.engine.core.builder import core_over, worker_config
 from quire.errors import LoadError, NotBuiltYet
 from quire.executor.stages import open_stages
 from quire.executor.uniproc import open_uniproc
-from quire.hardware.native import find_native
 from quire.models.parameters import parameters
 from quire.runner.forward.forward import RecordedForward
 from quire.step.faults import RowFailures
@@ -19,9 +18,9 @@ from quire.testing import make_checkpoint
 from tests.executor.test_shared_drafts import CROWDED, NGRAM, cycling, grammars
 from tests.executor.worker_cores import open_core, plan_of, requests, same_bits, serve
 from tests.models.hostile.models import HOSTILE, write
+from tests.support.needs import needs_native
 
-NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+pytestmark = needs_native
 
 
 def staged_core(folder, sizes, depth=1, **wishes):

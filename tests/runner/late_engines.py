@@ -59,6 +59,15 @@ def open_core(folder, *, late_seed=None, offload=None, **wishes):
     return build_core(plan.changed(offload=offload), target), driver
 
 
+def tokens(core):
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    core.add_request(EngineCoreRequest(0, [20, 21, 22], params, seed=0, arrival_time=0.0))
+    found = []
+    while core.has_work:
+        found += core.step().token_ids
+    return found
+
+
 @dataclass
 class Life:
     """What is done to a core: requests by the step at which they come, and what disturbs them."""

@@ -14,16 +14,10 @@ from quire.runner.drafting.drafting import Drafting
 from quire.runner.drafting.pace import FixedPace
 from quire.runner.drafting.verification import kept_places, num_accepted
 from quire.scheduling.scheduler import Scheduler
-from quire.testing import make_checkpoint
+from tests.runner.drafting.watched_core import assert_same
 from tests.runner.late_engines import Life, open_core
 
 NUM_DRAFTS = 3
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    shape = {"num_hidden_layers": 2, "vocab_size": 300}
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"), shape, "qwen3", dtype="float32")
 
 
 class Prompter:
@@ -81,11 +75,7 @@ def test_the_answers_are_those_without_drafts(folder, seed, chance):
     drafter = Prompter(right.tokens, chance, seed)
     found, fewer = serve(core_with_drafts(folder, drafter), life, disturbed=seed % 2 == 1)
     assert any(plan.decode_drafts for plan in fewer)
-    for handle in set(range(life.num_requests)) - set(life.aborted):
-        assert found.tokens.get(handle) == right.tokens.get(handle)
-        assert found.ends.get(handle) == right.ends.get(handle)
-        assert found.logprobs.get(handle) == right.logprobs.get(handle)
-        assert found.prompts.get(handle) == right.prompts.get(handle)
+    assert_same(found, right, life)
     if chance == 1.0 and seed % 2 == 0:
         assert len(fewer) < len(steps), "right drafts save steps"
 

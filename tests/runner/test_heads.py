@@ -19,7 +19,6 @@ from quire.hardware.native import find_native
 from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.scheduling.scheduler import Scheduler
 from quire.step.columns import PooledOutput
-from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, open_core
 from tests.support.output_parts import of_kind
 from tests.support.simulation import invariants
@@ -79,12 +78,6 @@ class LastHiddenStep:
                 output.result.errors[row] = "the prompt could not be pooled"
             else:
                 output.parts.append(PooledOutput(handle, vector.numpy().copy()))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    shape = {"num_hidden_layers": 2, "vocab_size": 300}
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"), shape, "qwen3", dtype="float32")
 
 
 def open_pooling_core(folder, **wishes):

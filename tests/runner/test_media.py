@@ -20,17 +20,10 @@ from quire.engine.wire.prompt_media import PromptMedia
 from quire.executor.uniproc import open_uniproc
 from quire.runner.encoder_outputs import EncoderOutputs, GivenEmbeddings
 from quire.step.media import MediaItem
-from quire.testing import make_checkpoint
 from tests.runner.late_engines import late_target, plan_of
 from tests.support.simulation import invariants
 
 PLACEHOLDER = 9
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    shape = {"num_hidden_layers": 2, "vocab_size": 300}
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"), shape, "qwen3", dtype="float32")
 
 
 class TableEncoder:

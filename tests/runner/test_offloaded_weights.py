@@ -22,7 +22,7 @@ from quire.models.loading.weights import load_model
 from quire.runner import offloaded_weights
 from quire.runner.offloaded_weights import OffloadedWeights
 from quire.testing import make_checkpoint
-from tests.runner.late_engines import Life, late_target, open_core, plain_ops, plan_of
+from tests.runner.late_engines import Life, late_target, open_core, plain_ops, plan_of, tokens
 from tests.support.late_driver import LateCopyQueue, LateDriver, _LateArrival, same_bits
 
 NUM_LAYERS = 6
@@ -191,15 +191,6 @@ def test_sleep_brings_offloaded_weights_back(folders, level):
     assert perform(core, "wake_up", ()) is True
     assert tokens(core) == right
     core.shutdown()
-
-
-def tokens(core):
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    core.add_request(EngineCoreRequest(0, [20, 21, 22], params, seed=0, arrival_time=0.0))
-    found = []
-    while core.has_work:
-        found += core.step().token_ids
-    return found
 
 
 def test_a_pass_in_pieces_and_one_after_a_failure(folders):

@@ -13,14 +13,7 @@ from quire.engine.wire.output_parts import FinishReason
 from quire.runner.sampling.custom import CustomProcessors
 from quire.step.faults import RowFailures
 from quire.step.grammar_mask import GrammarMask
-from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, late_target, open_core, plan_of
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    shape = {"num_hidden_layers": 2, "vocab_size": 300}
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"), shape, "qwen3", dtype="float32")
 
 
 def serve(folder, life, *, disturbed=False, break_at=None, **wishes):

@@ -7,19 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from quire import SamplingParams
 from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
-from quire.engine.wire.messages import EngineCoreRequest
 from quire.models.loading.model_parts import tensors_within
-from quire.testing import make_checkpoint
-from tests.runner.late_engines import late_target, plan_of
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    shape = {"num_hidden_layers": 2, "vocab_size": 300}
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"), shape, "qwen3", dtype="float32")
+from tests.runner.late_engines import late_target, plan_of, tokens
 
 
 @pytest.fixture
@@ -29,15 +20,6 @@ def core(folder):
     core = build_core(plan_of(folder, async_scheduling=True), target)
     yield core
     core.shutdown()
-
-
-def tokens(core):
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    core.add_request(EngineCoreRequest(0, [20, 21, 22], params, seed=0, arrival_time=0.0))
-    found = []
-    while core.has_work:
-        found += core.step().token_ids
-    return found
 
 
 def sizes(core):

@@ -4,7 +4,6 @@ flight, a measured KV cache, and graphs that replay at fixed addresses give plai
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,12 @@ from quire.runner.forward.forward import EagerForward
 from quire.testing import make_checkpoint
 from tests.runner import triton_engine
 from tests.runner.late_engines import plan_of
+from tests.support.needs import needs_triton
 
 HERE = Path(__file__).parent
 
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-)
+pytestmark = needs_triton
 SHAPE = {
     "num_hidden_layers": 1, "vocab_size": 260, "hidden_size": 32, "intermediate_size": 48,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 3,

@@ -7,14 +7,7 @@ import pytest
 from quire import LogitsProcessor, SamplingParams
 from quire.runner.sampling.custom import CustomProcessors
 from quire.runner.warm_up import warm_up
-from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, open_core
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    shape = {"num_hidden_layers": 2, "vocab_size": 300}
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"), shape, "qwen3", dtype="float32")
 
 
 @pytest.mark.parametrize("late_seed", [None, 2])

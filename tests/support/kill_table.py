@@ -52,11 +52,9 @@ class WatchedClient(AsyncMPClient):
     _num_before = 0
 
     def watch(self, engine_index: int) -> None:
-        """From now on."""
         self.resumed_at, self._watched, self._num_before = None, engine_index, self.num_restarts
 
     async def get_output(self) -> EngineCoreOutputs:
-        """The next outputs."""
         outputs = await super().get_output()
         is_it = outputs.handles and outputs.engine_index == self._watched
         if is_it and self.num_restarts > self._num_before and self.resumed_at is None:
@@ -80,7 +78,6 @@ class Row:
     leaks: list[str] = field(default_factory=list)
 
     def cells(self) -> Iterator[str]:
-        """The row of the table."""
         yield self.victim
         yield str(self.num_moments)
         yield str(self.num_right)
@@ -127,7 +124,6 @@ class Streams:
         self._due: list[tuple[int, Callable[[], None]]] = []
 
     def pids(self) -> list[int]:
-        """The core processes."""
         return [self.client.core_status(index).pid for index in self.client.engine_indices]
 
     async def run(self, poisonous: int | None = None, harm: str = "poison_at") -> list[Answer]:

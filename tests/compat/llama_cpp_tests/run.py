@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.compat.chat_templates import ARCHIVE, DIGEST
+from tests.compat.left_out import read_list
 from tests.compat.source_distribution import fetch
 
 HERE = Path(__file__).parent
@@ -26,16 +27,7 @@ FILES = (
 """Those of routes that are served; others are run by name."""
 
 
-def read_list(text):
-    """(kind, what, reason) of the lines of left_out.txt: `test` or `differs`."""
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            head, _, reason = line.partition(": ")
-            kind, _, what = head.partition(" ")
-            yield kind, what, reason
-
-
-LEFT_OUT = list(read_list((HERE / "left_out.txt").read_text(encoding="utf-8")))
+LEFT_OUT = list(read_list(HERE))
 
 
 def reason_for(test, kind):

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from quire.as_vllm.table import VERSION
 from quire.as_vllm.variables import name_for_children
+from tests.compat.left_out import read_list
 from tests.compat.source_distribution import fetch
 
 HERE = Path(__file__).parent
@@ -36,16 +37,7 @@ PARTS = (
 # the list
 
 
-def read_list(text):
-    """(kind, what, reason) of the lines of left_out.txt."""
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            head, _, reason = line.partition(": ")
-            kind, _, what = head.partition(" ")
-            yield kind, what, reason
-
-
-LEFT_OUT = list(read_list((HERE / "left_out.txt").read_text(encoding="utf-8")))
+LEFT_OUT = list(read_list(HERE))
 
 
 def reason_for_file(path):

@@ -7,7 +7,6 @@ real ones.
 
 from __future__ import annotations
 
-import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,15 +16,12 @@ from quire.engine.core.builder import build_core
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError, InvalidParameter, LoadError
 from quire.hardware.launched import launched_process
-from quire.hardware.native import find_native
 from quire.testing import make_checkpoint
 from tests.executor.ranks.test_multiproc import DRAFTS, EXTENSION, SHAPE, repeating
 from tests.executor.worker_cores import plan_of, requests, same_bits, serve
+from tests.support.needs import needs_ranks
 
-pytestmark = [
-    pytest.mark.skipif(find_native()[0] is None, reason="ranks exchange by native code"),
-    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="ranks share memory of Linux"),
-]
+pytestmark = needs_ranks
 
 
 @pytest.fixture(scope="module")

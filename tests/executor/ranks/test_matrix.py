@@ -5,18 +5,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from benchmarks.ranks import cells, same
-from quire.hardware.native import find_native
 from tests.executor.test_shared_poolers import some
+from tests.support.needs import needs_ranks
 
-pytestmark = [
-    pytest.mark.skipif(find_native()[0] is None, reason="ranks exchange by native code"),
-    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="ranks share memory of Linux"),
-]
+pytestmark = needs_ranks
 CELLS = {
     "drafts of eagle3": "tp 2 x pp 2",
     "mixtral float32 experts recorded": "pp 2",

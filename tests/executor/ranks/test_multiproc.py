@@ -18,15 +18,12 @@ from quire import SamplingParams
 from quire.engine.core.builder import build_core
 from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineDeadError, InvalidParameter, LoadError
-from quire.hardware.native import find_native
 from quire.step.plan import Chunk, NewRow, StepPlan
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import plan_of, requests, same_bits, serve
+from tests.support.needs import needs_ranks
 
-pytestmark = [
-    pytest.mark.skipif(find_native()[0] is None, reason="ranks exchange by native code"),
-    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="ranks share memory of Linux"),
-]
+pytestmark = needs_ranks
 
 SHAPE = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 128,

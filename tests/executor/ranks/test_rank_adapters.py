@@ -4,8 +4,6 @@ steps, read while steps run.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from quire.distributed.mesh import Mesh
@@ -13,17 +11,14 @@ from quire.engine.core.builder import build_core
 from quire.engine.core.worker_program import worker_config
 from quire.engine.wire.messages import AdapterRef
 from quire.engine.wire.output_parts import FinishReason
-from quire.hardware.native import find_native
 from quire.testing import make_checkpoint
 from tests.executor.ranks.test_launched import on_all, plans_of
 from tests.executor.ranks.test_network_ranks import ThreadOfRank, core_of
 from tests.executor.test_shared_adapters import make_adapter
 from tests.executor.worker_cores import plan_of, requests, same_bits, serve
+from tests.support.needs import needs_ranks
 
-pytestmark = [
-    pytest.mark.skipif(find_native()[0] is None, reason="ranks exchange by native code"),
-    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="ranks share memory of Linux"),
-]
+pytestmark = needs_ranks
 WISHES = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
 FOUR = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
 SHAPE = {

@@ -9,25 +9,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quire import LLM, PoolingParams, SamplingParams
+from quire import LLM, SamplingParams
 from quire.engine.core import builder
 from quire.errors import LoadError
 from quire.executor.stages import open_stages
 from quire.executor.uniproc import open_uniproc
-from quire.hardware.native import find_native
 from quire.testing import make_checkpoint
 from tests.engine.test_hidden_states import config
 from tests.executor.test_shared_drafts import ALWAYS
-from tests.executor.test_shared_poolers import some, task_of
+from tests.executor.test_shared_poolers import ask_encoder, ask_pictures, some
 from tests.executor.test_stages import staged_core
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
 from tests.models.hostile.encoders import ENCODERS, make_encoder
-from tests.models.vision.spoken import picture, write_spoken
-from tests.models.vision.spoken_models import IMAGE, IMAGE_ID, SPOKEN
+from tests.models.vision.spoken import write_spoken
+from tests.models.vision.spoken_models import SPOKEN
 from tests.runner.drafting.draft_checkpoints import write_eagle, write_eagle3, write_medusa
+from tests.support.needs import needs_native
 
-NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+pytestmark = needs_native
 
 
 def over_stages(monkeypatch, ask, sizes):
@@ -45,32 +44,6 @@ LAYERS = {"qwen3_vl": (2, 1), "qwen3_vl_moe": (2, 1)}
 """Stages of models whose first layers get further rows."""
 UNCUT = {"gemma4": "inputs of their own"}
 """Models whose layers need more than hidden states."""
-
-
-def ask_pictures(name, folder, **sizes):
-    """Tokens and their log-probabilities after pictures, in chunks and with prefix hits."""
-    placeholder = SPOKEN[name].placeholder
-    prompts = [
-        {
-            "prompt": f"w1 {IMAGE} w2 w3".replace(IMAGE, placeholder),
-            "multi_modal_data": {"image": [picture(number)]},
-        }
-        for number in (1, 2)
-    ]
-    prompts.append({"prompt": "w4 w5 w6"})
-    params = SamplingParams(
-        temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0, logit_bias={IMAGE_ID: -100.0}
-    )
-    wishes = {"max_model_len": 128, "dtype": "float32", "max_num_seqs": 4, "block_size": 4}
-    with LLM(str(folder), **wishes, cpu_threads=2, **sizes) as llm:
-        found = [
-            output for _ in range(2) for output in llm.generate(prompts, params, use_tqdm=False)
-        ]
-    return [
-        (token, each[token].logprob)
-        for output in found
-        for token, each in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
-    ]
 
 
 @pytest.mark.parametrize("name", some([n for n in SPOKEN if n not in UNCUT], {"qwen3_vl"}))
@@ -100,17 +73,7 @@ POOLING = [n for n in ENCODERS if "Siglip" not in n and "Albert" not in n]
 @pytest.mark.parametrize("name", some(POOLING, {"BertForMaskedLM"}))
 def test_poolers(name, tmp_path, monkeypatch):
     made = make_encoder(ENCODERS[name], tmp_path / "model")
-    given = [None if s is None else {"compressed_token_type_ids": s} for s in made.seconds]
-    wishes = {"dtype": "float32", "skip_tokenizer_init": True, "runner": "pooling"}
-
-    def ask():
-        with LLM(str(made.folder), **wishes, cpu_threads=2) as llm:
-            params = [PoolingParams(extra_kwargs=one) for one in given]
-            task = task_of(name)
-            found = llm.encode(made.prompts, params, pooling_task=task, use_tqdm=False)
-        return [torch.as_tensor(output.outputs.data).numpy() for output in found]
-
-    one, staged = over_stages(monkeypatch, ask, (1, 2))
+    one, staged = over_stages(monkeypatch, partial(ask_encoder, name, made), (1, 2))
     assert any(array.any() for array in one)
     assert all(map(np.array_equal, one, staged))
 

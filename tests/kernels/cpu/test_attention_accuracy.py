@@ -7,16 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.hardware.native import find_native
 from quire.ops import AttentionArgs
 from tests.kernels.cpu.native_ops import cpu_ops
+from tests.support.needs import needs_native
 
 KERNELS = ("attention",)
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 HEADS, KV_HEADS, DIM, BLOCK = 8, 2, 64, 32
 NEW = 4
 SCORES = {"flat": 0.02, "normal": 1.0, "peaked": 6.0}

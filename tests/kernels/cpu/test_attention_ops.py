@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from quire.hardware.native import find_native
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.attention_ops import AttentionOps
 from quire.kernels.cpu.kv_ops import KVOps
@@ -15,17 +14,14 @@ from quire.kernels.cpu.prompt_ops import PromptOps
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import QKNorm, RotaryTable
 from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, is_sharp
+from tests.support.needs import needs_native
 from tests.support.op_cases import CASES
 from tests.support.op_cases.paged import PagedShape
 from tests.support.op_cases.token_by_token import token_by_token
 from tests.support.op_conformance import check
 
 KERNELS = ("attention", "attention_prompts", "rope_store")
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 OPS = (*ops_of(KVOps), *ops_of(AttentionOps), *ops_of(PromptOps))
 HOSTILE = [case for case in CASES if case.op in OPS and not case.is_bench]
 

@@ -10,19 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.hardware.native import find_native
 from quire.ops import CodedWeight
 from quire.ops.formats.row_rounding import RowRounding
 from quire.ops.segments import Addend
 from tests.kernels.cpu.native_ops import cpu_ops, dtype_id
+from tests.support.needs import NATIVE, needs_native
 from tests.support.op_cases import coded
 from tests.support.op_cases.case import Draw
 
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 KERNELS = ("coded", "coded_digits")
 HALVES = [torch.bfloat16, torch.float16]
 KINDS = [(bits, zeros) for bits in (4, 8) for zeros in (False, True)]

@@ -7,20 +7,16 @@ import dataclasses
 import pytest
 import torch
 
-from quire.hardware.native import find_native
 from quire.ops import CodedWeight
 from quire.ops.formats.coded import CodedLinear
 from quire.ops.formats.row_rounding import RowRounding
 from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, is_sharp
+from tests.support.needs import NATIVE, needs_native
 from tests.support.op_cases import coded
 from tests.support.op_cases.case import Draw
 from tests.support.op_conformance import check
 
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 KERNELS = ("coded", "coded_digits")
 HOSTILE = [case for case in coded.CASES if not case.is_bench]
 ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 250]

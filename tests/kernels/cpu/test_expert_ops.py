@@ -10,12 +10,13 @@ import torch
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.expert_ops import ExpertOps
 from quire.kernels.cpu.program import Program
-from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops import RouteArgs, select
 from quire.ops.formats.lora import LoraPart, LoraShape
 from quire.ops.moe import ExpertAdapters, MoeArgs
 from quire.ops.quantized import WeightFormat
 from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, has_own_code, is_sharp
+from tests.support.needs import needs_native
 from tests.support.op_cases import CASES, CODED_CASES
 from tests.support.op_cases.case import Draw
 from tests.support.op_cases.coded import coded_weight
@@ -23,11 +24,7 @@ from tests.support.op_cases.lora import pieces_of
 from tests.support.op_conformance import check
 
 KERNELS = ("experts", "route", "linear", "quantized", "dequantized", "coded", "coded_digits")
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 HOSTILE = [
     case for case in (*CASES, *CODED_CASES) if case.op in ops_of(ExpertOps) and not case.is_bench
 ]

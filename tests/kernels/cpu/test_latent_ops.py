@@ -5,22 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.hardware.native import find_native
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.latent_ops import LatentOps
 from quire.ops import NormWeight
 from quire.ops.kv import LatentShape
 from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, is_sharp
+from tests.support.needs import needs_native
 from tests.support.op_cases import CASES
 from tests.support.op_cases.latent import ODD, WIDE, Sizes, token_by_token
 from tests.support.op_conformance import check
 
 KERNELS = ("latent", "linear")
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 HOSTILE = [case for case in CASES if case.op in ops_of(LatentOps) and not case.is_bench]
 
 

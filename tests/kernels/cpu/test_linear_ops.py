@@ -9,20 +9,17 @@ import torch.nn.functional as F
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.linear_ops import LinearOps
 from quire.kernels.cpu.program import Program
-from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops import select
 from quire.ops.activation import ACTIVATIONS
 from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, has_own_code, is_sharp
+from tests.support.needs import needs_native
 from tests.support.op_cases import CASES
 from tests.support.op_cases.costs import nbytes
 from tests.support.op_conformance import check, relative_error
 
 KERNELS = ("linear", "linear_pack", "finish")
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 HOSTILE = [case for case in CASES if case.op in ops_of(LinearOps) and not case.is_bench]
 ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 200, 250]
 SHAPES = [(1, 1), (2, 33), (3, 31), (31, 65), (127, 32), (128, 64), (129, 1), (257, 96), (640, 70)]

@@ -7,19 +7,15 @@ from functools import cache
 import pytest
 import torch
 
-from quire.hardware.native import find_native
 from quire.ops.formats.lora import LoraPart, LoraShape
 from tests.kernels.cpu import segment_worker
 from tests.kernels.cpu.native_ops import dtype_id
 from tests.kernels.cpu.segment_worker import DTYPES, FORMATS, draw
+from tests.support.needs import needs_native
 from tests.support.op_cases import CODED_CASES
 from tests.support.op_cases.lora import pieces_of
 
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 cpu_ops = cache(segment_worker.cpu_ops)
 ROWS = (1, 5, 33)
 IN_CODES = [case for case in CODED_CASES if case.op in ("linear", "hidden", "logits")]

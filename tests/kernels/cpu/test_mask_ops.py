@@ -9,16 +9,13 @@ import torch
 
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.mask_ops import MaskOps
-from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops import select
+from tests.support.needs import needs_native
 from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 HOSTILE = [case for case in CASES if case.op in ops_of(MaskOps) and not case.is_bench]
 
 

@@ -13,11 +13,11 @@ import torch
 
 from quire.errors import InvalidParameter
 from quire.hardware.host import gather_machine_facts
-from quire.kernels.cpu.runtime import CpuRuntime, find_native, open_runtime
+from quire.kernels.cpu.runtime import CpuRuntime, open_runtime
 from quire.ops import select
+from tests.support.needs import NATIVE, needs_native
 
-NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+pytestmark = needs_native
 
 
 def make_add(num_threads, isa=None):

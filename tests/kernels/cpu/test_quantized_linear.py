@@ -7,18 +7,17 @@ import dataclasses
 import pytest
 import torch
 
-from quire.hardware.native import find_native
 from quire.ops import CodedWeight, MoeArgs, RouteArgs, WeightFormat, select
 from quire.ops.formats.coded import integer_linear
 from quire.ops.formats.row_rounding import RowRounding
 from quire.ops.quantized import quantize_rows, quantize_weight
 from tests.kernels.cpu.native_ops import DTYPES, cpu_ops
 from tests.support.native_levels import levels_with
+from tests.support.needs import needs_native
 from tests.support.op_cases.costs import nbytes
 
-NATIVE, REASON = find_native()
 KERNELS = ("quantized", "dequantized")
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+pytestmark = needs_native
 FORMATS = [WeightFormat("int8"), *(WeightFormat("int4", group) for group in (32, 64, 128))]
 KEPT_ROWS = [WeightFormat("int8", 0, False), WeightFormat("int4", 64, False)]
 SHAPES = [(1, 1), (3, 33), (31, 65), (64, 32), (127, 31), (255, 40), (257, 96), (600, 33)]

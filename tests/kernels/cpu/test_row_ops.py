@@ -8,21 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from quire.hardware.native import find_native
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.row_ops import RowOps
 from quire.ops import NormWeight, select
 from tests.kernels.cpu import native_ops
 from tests.kernels.cpu.native_ops import DTYPES, case_id, dtype_id, is_sharp
+from tests.support.needs import NATIVE, needs_native
 from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
 KERNELS = ("rows", "norm")
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 REFUSALS = dict(NATIVE.levels()) if NATIVE else {}
 NO_AVX512 = REFUSALS.get("avx512", "the native module has no code for AVX-512")
 HOSTILE = [case for case in CASES if case.op in ops_of(RowOps) and not case.is_bench]

@@ -11,18 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops import select
 from quire.ops.sampling.noise import noise_keys, token_hashes
+from tests.support.needs import needs_native
 from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
 KERNELS = ("sample",)
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 OPS = ("greedy", "draw", "truncate", "rank")
 SAMPLE_CASES = [case for case in CASES if case.op in OPS and not case.is_bench]
 PLAIN = select(device="cpu", dtype=torch.float32, providers=["torch"])

@@ -11,7 +11,6 @@ from functools import cache
 import pytest
 import torch
 
-from quire.hardware.native import find_native
 from quire.kernels.cpu.program import Program
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.collective import linear_total
@@ -21,12 +20,9 @@ from tests.kernels.cpu import native_ops, segment_worker
 from tests.kernels.cpu.native_ops import dtype_id
 from tests.kernels.cpu.segment_worker import DTYPES, FORMATS, INPUTS, OUT, draw, partial
 from tests.support.native_levels import levels_with
+from tests.support.needs import needs_native
 
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 KERNELS = ("linear", "quantized", "dequantized")
 cpu_ops = cache(segment_worker.cpu_ops)
 ROWS = (0, 1, 2, 3, 5, 13, 33, 250)

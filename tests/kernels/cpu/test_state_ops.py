@@ -7,22 +7,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.hardware.native import find_native
 from quire.kernels.cpu import ops_of
 from quire.kernels.cpu.state_ops import StateOps
 from quire.ops import NO_BLOCK
 from tests.kernels.cpu import native_ops
 from tests.kernels.cpu.native_ops import DTYPES, case_id, dtype_id
+from tests.support.needs import NATIVE, needs_native
 from tests.support.op_cases import CASES
 from tests.support.op_conformance import check, results_of
 from tests.support.recurrent.steps import check_token_by_token
 
 KERNELS = ("state",)
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 REFUSALS = dict(NATIVE.levels()) if NATIVE else {}
 NO_AVX512 = REFUSALS.get("avx512", "the native module has no code for AVX-512")
 WITH_FULL = [torch.float32, *(pytest.param(dtype, marks=pytest.mark.full) for dtype in DTYPES[1:])]

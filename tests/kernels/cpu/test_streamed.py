@@ -9,17 +9,14 @@ from functools import cache
 import pytest
 import torch
 
-from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops import Ops, select
 from tests.kernels.cpu.segment_worker import FORMATS, draw
+from tests.support.needs import needs_native
 from tests.support.op_cases import coded
 from tests.support.op_cases.case import Draw
 
-NATIVE, REASON = find_native()
-pytestmark = [
-    pytest.mark.skipif(NATIVE is None, reason=REASON),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("one_torch_thread")]
 KERNELS = ("linear", "quantized", "dequantized", "coded", "coded_digits")
 HALF, WIDTH = 70, 1024
 CODES = {

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from quire.hardware.native import find_native
 from quire.kernels.cpu.linear_ops import LinearOps
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.quantized import WeightFormat
+from tests.support.needs import needs_native
 
-NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+pytestmark = needs_native
 KERNELS = ("scan", "linear_pack", "quantized")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SIZES = (1, 127, 128, 4099, 2 * (256 << 10) + 77)

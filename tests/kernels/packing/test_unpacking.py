@@ -4,13 +4,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quire.hardware.native import find_native
 from quire.ops.quantized import WeightFormat, quantize_weight
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core
+from tests.support.needs import needs_native
 
-NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+pytestmark = needs_native
 SHAPES = ((96, 64), (70, 37), (34, 130), (1, 1), (192, 256))
 
 

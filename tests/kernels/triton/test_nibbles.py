@@ -6,7 +6,6 @@ byte in every place of a register.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import numpy as np
@@ -14,10 +13,9 @@ import pytest
 import torch
 
 from quire.ops.quantized import WeightFormat, quantize_weight
+from tests.support.needs import needs_triton
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-)
+pytestmark = needs_triton
 
 BYTES = np.stack([np.roll(np.arange(256, dtype=np.uint8), i * 37) for i in range(4)], 1)
 WORDS = BYTES.view(np.uint32)[:, 0]

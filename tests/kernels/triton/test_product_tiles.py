@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import product
 
 import pytest
 
 from quire.runner.forward.decode_graphs import decode_sizes
+from tests.support.needs import needs_triton
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-)
+pytestmark = needs_triton
 
 OUTPUTS = (1, 40, 1024, 2048, 4096, 6144, 28_672, 151_936)
 STORED = ((4, 64), (4, 128), (4, 256), (8, 1), (16, 1))

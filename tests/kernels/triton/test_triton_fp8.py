@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-)
+from tests.support.needs import needs_triton
+
+pytestmark = needs_triton
 CHECKS = (
     "each_code_is_read_as_torch_reads_it",
     "rows_are_rounded_as_torch_casts",

@@ -4,10 +4,11 @@ tensors of more than 2^31 elements either. Small tensors: test_triton_ops.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+
+from tests.support.needs import needs_triton
 
 HERE = Path(__file__).parent
 BETWEEN, WITHIN, OUTSIDE = "programs race", "threads of a program race", "out of bounds"
@@ -59,9 +60,7 @@ BIG = (
     "sum_of_choices",
 )
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-)
+pytestmark = needs_triton
 
 
 @pytest.fixture(scope="module")

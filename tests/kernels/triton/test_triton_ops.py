@@ -8,7 +8,6 @@ watched (triton_memory), which takes a seventh more.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -18,11 +17,10 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.triton.triton_cases import CHUNKED, CODED, CODED_ROUNDED, ROUNDED, WIDE
+from tests.support.needs import needs_triton
 from tests.support.op_cases import CASES, FP8_CASES
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-)
+pytestmark = needs_triton
 
 KINDS = ("float32 fixed", "float16 fast")
 FLOAT32 = {

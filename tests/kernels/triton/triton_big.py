@@ -352,7 +352,6 @@ CHECKS = (
 
 
 def main() -> None:
-    """Check after check."""
     failures = {}
     for check in CHECKS:
         try:

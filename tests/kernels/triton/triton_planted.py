@@ -77,7 +77,6 @@ def to_one_place(x, out, SAME: tl.constexpr):
 
 @triton.jit
 def rows(x, out, width, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """Copies rows."""
     at = tl.program_id(0) * width + tl.arange(0, BLOCK)
     inside = tl.arange(0, BLOCK) < (width if MASKED else BLOCK)
     tl.store(out + at, tl.load(x + at, inside), tl.arange(0, BLOCK) < width)
@@ -178,7 +177,6 @@ def order_of_programs():
 
 
 def main() -> None:
-    """Launch each, watched."""
     said = {}
     with Watch() as watch:
         for name, launch in CASES.items():
