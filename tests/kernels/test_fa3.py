@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from quire.ops import CATALOG, AttentionArgs, Facts, bind
+from quire.ops.step_rows import StepRows
 from tests.kernels.flash_attn_double import flash_attn_with_kvcache
 from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
@@ -110,7 +111,8 @@ def test_a_refilled_plan_looks_its_rows_up_in_the_table_of_the_device():
     table[order + 1] = inner.block_table
     on_device = table.clone()
     rows = (order + 1).to(torch.int32).numpy()
-    plan = given["plan"].refill(*inner.host, table.numpy(), rows, on_device)
+    step = StepRows(*inner.host, table.numpy(), rows, on_device)
+    plan = given["plan"].refill(step)
     assert torch.equal(ops.attend(**given | {"plan": plan}), wanted)
     kernel.calls.clear()
     for _ in range(2):

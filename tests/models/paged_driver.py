@@ -29,7 +29,7 @@ from quire.ops import (
     StateBatch,
     select,
 )
-from quire.ops.chunked_rows import cut_at_chunks
+from quire.ops.step_rows import StepRows, cut_at_chunks
 from quire.runner.kv_cache import KVCache
 
 BLOCK = 4
@@ -135,11 +135,10 @@ class PagedRun:
         if group.kind == "none":
             return PromptBatch(self.ops.plan_prompts(query_start=starts, seq_lens=lengths))
         if group.chunk is not None:
-            order = np.arange(len(rows))
-            starts, lengths, table = cut_at_chunks(
-                starts, lengths, table.numpy(), order, block_size=size, chunk=group.chunk
-            )
-            window, table = None, torch.from_numpy(table)
+            step = StepRows(starts, lengths, table.numpy(), np.arange(len(rows)))
+            cut = cut_at_chunks(step, block_size=size, chunk=group.chunk)
+            starts, lengths = cut.query_start, cut.seq_lens
+            window, table = None, torch.from_numpy(cut.block_table)
         make = self.ops.plan_indexed if group.is_indexed else self.ops.plan_latent
         if not group.has_latents:
             make = partial(self.ops.plan_attention, window=window)

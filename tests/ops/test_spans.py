@@ -7,6 +7,7 @@ import torch
 from quire.hardware.native import find_native
 from quire.ops import AttentionArgs, select
 from quire.ops.mixers.spans import Span, cut_at_spans
+from quire.ops.step_rows import StepRows
 
 SIZE, HEADS, DIM = 4, 4, 8
 PROVIDERS = [("torch",), pytest.param(("cpu", "torch"), marks=pytest.mark.skipif(
@@ -83,8 +84,9 @@ def check(ops, new, spans, window, *, is_invariant):
         )
         cut = cut_at_spans(starts, lengths, rows, spans)
         if cut is None:
-            return ops.attend(q, kv, plan.refill(starts, lengths, table, rows), args)
-        plan = plan.refill_spans(cut.query_start, cut.seq_lens, table, cut.rows, cut.whole)
+            return ops.attend(q, kv, plan.refill(StepRows(starts, lengths, table, rows)), args)
+        pieces = StepRows(cut.query_start, cut.seq_lens, table, cut.rows)
+        plan = plan.refill_spans(pieces, cut.whole)
         return ops.attend(q, kv, plan, args)
 
     found = attended(q, starts, lengths, rows)

@@ -36,6 +36,7 @@ from quire.kernels.triton.launch import dense
 from quire.ops.attention import AttentionArgs
 from quire.ops.catalog import CATALOG
 from quire.ops.registry import Facts, Implementation
+from quire.ops.step_rows import StepRows
 
 PACKAGE = "flash_attn_interface"
 FUNCTION = "flash_attn_with_kvcache"
@@ -143,16 +144,9 @@ class Fa3Plan:
         """See `AttentionPlan`."""
         return self.inner.lengths
 
-    def refill(
-        self,
-        query_start: np.ndarray,
-        seq_lens: np.ndarray,
-        block_table: np.ndarray,
-        rows: np.ndarray,
-        on_device: Tensor | None = None,
-    ) -> Fa3Plan:
+    def refill(self, step: StepRows) -> Fa3Plan:
         """A plan for another step; see `quire.ops.attention.AttentionPlan`."""
-        return Fa3Plan.of(self.inner.refill(query_start, seq_lens, block_table, rows, on_device))
+        return Fa3Plan.of(self.inner.refill(step))
 
     def table(self) -> Tensor:
         """[R, B] int32. Asked for by a layer and not before: until then the rows are on their way

@@ -19,6 +19,7 @@ from torch import Tensor
 from quire.ops.attention_plan import DecodeRows, PlainPlan, PrefillRow, Tile, plan_rows
 from quire.ops.kv import PlainKV
 from quire.ops.registry import WIDE, op
+from quire.ops.step_rows import StepRows
 
 MAX_SCORES = 1 << 24
 """Scores that the written-out softmax holds at once (64 MiB in fp32); longer tiles are cut."""
@@ -41,19 +42,10 @@ class AttentionPlan(Protocol):
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """New tokens and tokens of each row, [R] integers on the host."""
 
-    def refill(
-        self,
-        query_start: np.ndarray,
-        seq_lens: np.ndarray,
-        block_table: np.ndarray,
-        rows: np.ndarray,
-        on_device: Tensor | None = None,
-    ) -> AttentionPlan:
+    def refill(self, step: StepRows) -> AttentionPlan:
         """The plan of another step with the same block size and window: this one, changed in place,
         or a new one.
 
-        As for `plan_attention`, but row i of the step is row rows[i] of block_table [*, B] int32.
-        on_device: the same table where a device has it, for kernels that look rows up themselves.
         The arrays must stay as they are until the step is over. Where the next step has the same
         arrays with new contents, refilling costs the providers that read them in place nothing.
         """
@@ -63,14 +55,7 @@ class AttentionPlan(Protocol):
 class SpanPlan(Protocol):
     """A plan of a provider that has spans: new tokens of a row that see each other both ways."""
 
-    def refill_spans(
-        self,
-        query_start: np.ndarray,
-        seq_lens: np.ndarray,
-        block_table: np.ndarray,
-        rows: np.ndarray,
-        whole: np.ndarray,
-    ) -> AttentionPlan:
+    def refill_spans(self, step: StepRows, whole: np.ndarray) -> AttentionPlan:
         """As `AttentionPlan.refill`, with whole [R] int32. The new tokens of a row see those after
         them, too, where its entry is 1, and where it is 2 all of them, however short the window is.
         """

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.step_rows import StepRows
+
 TILE = 512
 """New tokens of a row that are attended to at once: bounds the mask, and skips keys that none of
 them sees.
@@ -110,30 +112,16 @@ class PlainPlan:
         """See `AttentionPlan`."""
         return self.num_new, self.seq_lens
 
-    def refill(
-        self,
-        query_start: np.ndarray,
-        seq_lens: np.ndarray,
-        block_table: np.ndarray,
-        rows: np.ndarray,
-        on_device: Tensor | None = None,
-    ) -> PlainPlan:
+    def refill(self, step: StepRows) -> PlainPlan:
         """A plan for another step; see `AttentionPlan`."""
-        none = np.zeros(len(rows), dtype=np.int32)
-        return self.refill_spans(query_start, seq_lens, block_table, rows, none)
+        return self.refill_spans(step, np.zeros(len(step.rows), dtype=np.int32))
 
-    def refill_spans(
-        self,
-        query_start: np.ndarray,
-        seq_lens: np.ndarray,
-        block_table: np.ndarray,
-        rows: np.ndarray,
-        whole: np.ndarray,
-    ) -> PlainPlan:
+    def refill_spans(self, step: StepRows, whole: np.ndarray) -> PlainPlan:
         """The same with spans; see `SpanPlan`."""
-        width = -(-int(seq_lens.max(initial=0)) // self.block_size)
-        table = torch.from_numpy(block_table[rows, :width]).to(self.device)
-        return plan_rows(query_start, seq_lens, table, self.block_size, self.window, whole)
+        width = -(-int(step.seq_lens.max(initial=0)) // self.block_size)
+        table = torch.from_numpy(step.block_table[step.rows, :width]).to(self.device)
+        facts = self.block_size, self.window, whole
+        return plan_rows(step.query_start, step.seq_lens, table, *facts)
 
     def tile_distance(self, tile: Tile) -> Tensor:
         """Key's position - query's, [n, L] fp32."""

@@ -29,9 +29,9 @@ from quire.ops import (
     StateBatch,
 )
 from quire.ops.attention import SpanPlan
-from quire.ops.chunked_rows import cut_at_chunks
 from quire.ops.kv import BlockMemory
 from quire.ops.mixers.spans import Span, cut_at_spans
+from quire.ops.step_rows import StepRows, cut_at_chunks
 from quire.runner.devices.device import Array, Device
 from quire.runner.token_types import TokenTypes
 from quire.step.plan import StepPlan
@@ -386,15 +386,19 @@ class BatchBuilder:
         ):
             if isinstance(group, StateBatch):
                 continue
-            step = layout.query_start, layout.seq_lens, table, layout.table_rows
+            step = StepRows(
+                layout.query_start, layout.seq_lens, table, layout.table_rows, on_device
+            )
             if kind.chunk is not None:
-                group.plan = group.plan.refill(*_cut(kind, *step))
+                cut = cut_at_chunks(step, block_size=kind.block_size, chunk=kind.chunk)
+                group.plan = group.plan.refill(cut)
             elif spans is not None and not kind.ignores_spans:
                 assert isinstance(group.plan, SpanPlan), "planning asks for such providers"
                 starts, ends, of_table, whole = spans
-                group.plan = group.plan.refill_spans(starts, ends, table, of_table, whole)
+                pieces = StepRows(starts, ends, table, of_table)
+                group.plan = group.plan.refill_spans(pieces, whole)
             else:
-                group.plan = group.plan.refill(*step, on_device)
+                group.plan = group.plan.refill(step)
 
     def _fill_slots(self, layout: _Layout, on_device: Tensor) -> None:
         """Write the slots of the tokens' adapters, where there are any."""
@@ -491,20 +495,6 @@ def _ranges(counts: Array) -> Array:
     """0 .. n-1 for each n of `counts`, one after the other."""
     ends = np.cumsum(counts)
     return np.arange(counts.sum()) - np.repeat(ends - counts, counts)
-
-
-def _cut(
-    group: KVGroup,
-    query_start: Array,
-    seq_lens: Array,
-    table: Array,
-    table_rows: Array,
-) -> tuple[Array, Array, Array, Array]:
-    """The step's rows cut where the chunks of a group begin."""
-    assert group.chunk is not None, "the group has chunks"
-    step = query_start, seq_lens, table, table_rows
-    cut = cut_at_chunks(*step, block_size=group.block_size, chunk=group.chunk)
-    return *cut, np.arange(len(cut.seq_lens), dtype=np.int32)
 
 
 def _empty_plan(ops: Ops, pool: KVPool, group: KVGroup, device: Device) -> AttentionPlan:

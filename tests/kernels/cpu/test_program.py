@@ -12,13 +12,14 @@ import torch
 from quire import embedded
 from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.program import Program
-from quire.kernels.cpu.runtime import CpuRuntime, find_native, huge_tensor
+from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
 from quire.models import read_spec
 from quire.models.loading.weights import load_model
 from quire.ops import Batch, GroupBatch, NormWeight, select
+from quire.ops.step_rows import StepRows
+from tests.support.needs import needs_native
 
-NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+pytestmark = needs_native
 CAPACITY, WIDTH, VOCAB = 64, 40, 50
 
 
@@ -221,7 +222,8 @@ class RecordedDecoder:
         rows = np.zeros(1, dtype=np.int32)
         query_start = np.array([0, len(ids)], dtype=np.int32)
         table = np.arange(8, dtype=np.int32)[None]
-        self.plan.refill(query_start, np.array([stop], dtype=np.int32), table, rows)
+        lengths = np.array([stop], dtype=np.int32)
+        self.plan.refill(StepRows(query_start, lengths, table, rows))
         self.program.replay(len(ids))
         return self.hidden[: len(ids)].clone()
 

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.step_rows import StepRows
+
 PLAN_FIELDS = 7
 """Fields of 8 bytes of `AttentionStep` in csrc/kernels/kernels.hpp."""
 
@@ -34,9 +36,9 @@ class CpuPlan:
         self.block_size = block_size
         self.header = torch.zeros(PLAN_FIELDS, dtype=torch.int64)  # AttentionStep
         self._fields = self.header.numpy()
-        none = np.zeros(0, dtype=np.int32)
+        start, none, table = (np.zeros(shape, dtype=np.int32) for shape in (1, 0, (0, 1)))
         self._held: tuple[IntArray, ...] = ()
-        self.refill(np.zeros(1, dtype=np.int32), none, np.zeros((0, 1), dtype=np.int32), none)
+        self.refill(StepRows(start, none, table, none))
 
     @classmethod
     def of(
@@ -49,27 +51,20 @@ class CpuPlan:
         window: int | None = None,
     ) -> CpuPlan:
         """A plan with copies of a step's arrays: see `plan_attention`."""
-        return cls(window, block_size).refill(
+        step = StepRows(
             query_start.astype(np.int32),
             seq_lens.astype(np.int32),
             block_table.numpy().astype(np.int32, order="C"),
             np.arange(len(seq_lens), dtype=np.int32),
         )
+        return cls(window, block_size).refill(step)
 
-    def refill(
-        self,
-        query_start: IntArray,
-        seq_lens: IntArray,
-        block_table: IntArray,
-        rows: IntArray,
-        on_device: torch.Tensor | None = None,
-    ) -> CpuPlan:
-        """Describe another step: query_start [R+1], seq_lens [R], block_table [*, B], all int32.
-
-        Row i of the step is row rows[i] of the table. Arrays are not copied: their contents must
-        not change before the step is over, except the table's beyond the lengths. Gives this plan;
-        for the arrays that it has already there is nothing to do.
+    def refill(self, step: StepRows) -> CpuPlan:
+        """Describe another step. Arrays are not copied: their contents must not change before the
+        step is over, except the table's beyond the lengths. Gives this plan; for the arrays that it
+        has already there is nothing to do.
         """
+        query_start, seq_lens, block_table, rows, _ = step
         arrays = (query_start, seq_lens, block_table, rows)
         # the header has addresses alone: arrays that were filled anew in place need no other one
         if len(self._held) == len(arrays) and all(map(operator.is_, arrays, self._held)):
@@ -89,17 +84,10 @@ class CpuPlan:
         )
         return self
 
-    def refill_spans(
-        self,
-        query_start: IntArray,
-        seq_lens: IntArray,
-        block_table: IntArray,
-        rows: IntArray,
-        whole: IntArray,
-    ) -> CpuPlan:
+    def refill_spans(self, step: StepRows, whole: IntArray) -> CpuPlan:
         """The same with spans; see `quire.ops.attention.SpanPlan`."""
-        assert whole.dtype == np.int32 and whole.shape == rows.shape and whole.strides == (4,)
-        self.refill(query_start, seq_lens, block_table, rows)
+        assert whole.dtype == np.int32 and whole.shape == step.rows.shape and whole.strides == (4,)
+        self.refill(step)
         self._held = (*self._held, whole)
         self._fields[-1] = whole.ctypes.data
         return self

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.kernels.cpu.program import CpuPlan, IntArray
 from quire.kernels.cpu.runtime import CpuRuntime
+from quire.ops.step_rows import StepRows
 
 
 class PromptOps:
@@ -22,7 +23,8 @@ class PromptOps:
         nowhere = np.zeros((0, 1), dtype=np.int32)
         rows = np.zeros(len(seq_lens), dtype=np.int32)
         plan = CpuPlan(window=None, block_size=1)
-        return plan.refill(query_start.astype(np.int32), seq_lens.astype(np.int32), nowhere, rows)
+        lengths = query_start.astype(np.int32), seq_lens.astype(np.int32)
+        return plan.refill(StepRows(*lengths, nowhere, rows))
 
     def attend_prompts(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.ops.attention import AttentionPlan
 from quire.ops.registry import WIDE, op
+from quire.ops.step_rows import StepRows
 
 _QUERIES = 128
 """Queries of a prompt whose scores are in memory at once."""
@@ -33,16 +34,9 @@ class PlainPrompts:
         lengths = np.diff(self.query_start)
         return lengths, lengths
 
-    def refill(
-        self,
-        query_start: np.ndarray,
-        seq_lens: np.ndarray,
-        block_table: np.ndarray,
-        rows: np.ndarray,
-        on_device: Tensor | None = None,
-    ) -> PlainPrompts:
+    def refill(self, step: StepRows) -> PlainPrompts:
         """A plan for another step; see `AttentionPlan`. No block is looked at."""
-        return plan_prompts(query_start=query_start, seq_lens=seq_lens)
+        return plan_prompts(query_start=step.query_start, seq_lens=step.seq_lens)
 
 
 @op(format="prompts", only_for="attention that is not causal")

@@ -19,6 +19,7 @@ from torch import Tensor
 from quire.kernels.triton.attention.attend import lines_of, log2_e, tiling
 from quire.kernels.triton.attention.triton_plan import Means, Tiles, tiles_of_prompts
 from quire.kernels.triton.launch import dot_type, kernel, power_of_2, readable
+from quire.ops.step_rows import StepRows
 
 _LEAST_DOT = 16
 """tl.dot takes no smaller side."""
@@ -42,16 +43,10 @@ class TritonPrompts:
         lengths = np.diff(self.host)
         return lengths, lengths
 
-    def refill(
-        self,
-        query_start: np.ndarray,
-        seq_lens: np.ndarray,
-        block_table: np.ndarray,
-        rows: np.ndarray,
-        on_device: Tensor | None = None,
-    ) -> TritonPrompts:
+    def refill(self, step: StepRows) -> TritonPrompts:
         """A plan for another step; see `AttentionPlan`. No block is looked at."""
-        return plan_prompts(query_start=query_start, seq_lens=seq_lens, means=self.means)
+        starts, lengths = step.query_start, step.seq_lens
+        return plan_prompts(query_start=starts, seq_lens=lengths, means=self.means)
 
 
 def plan_prompts(*, query_start: np.ndarray, seq_lens: np.ndarray, means: Means) -> TritonPrompts:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.step_rows import StepRows
+
 PREFILL_TOKENS = 64
 """Queries of one row that a program serves at once, if a KV head has one query head."""
 
@@ -89,39 +91,28 @@ class TritonPlan:
     means: Means
     whole: Tensor | None = None
 
-    def refill(
-        self,
-        query_start: np.ndarray,
-        seq_lens: np.ndarray,
-        block_table: np.ndarray,
-        rows: np.ndarray,
-        on_device: Tensor | None = None,
-    ) -> TritonPlan:
+    def refill(self, step: StepRows) -> TritonPlan:
         """A plan for another step; see `quire.ops.attention.AttentionPlan`."""
-        if on_device is None:
-            width = -(-int(seq_lens.max(initial=0)) // self.block_size)
-            # only blocks that these rows have: the host's table is as wide as the longest sequence
-            # may be
-            on_device = self.means.upload(np.ascontiguousarray(block_table[rows, :width]))
-            rows = np.arange(len(rows), dtype=np.int32)
-        return plan_rows(
-            query_start, seq_lens, on_device, self.block_size, self.window, rows, means=self.means
-        )
+        table, rows = step.on_device, step.rows
+        if table is None:
+            table, rows = self._own_table(step)
+        return self._of(step, table, rows, None)
 
-    def refill_spans(
-        self,
-        query_start: np.ndarray,
-        seq_lens: np.ndarray,
-        block_table: np.ndarray,
-        rows: np.ndarray,
-        whole: np.ndarray,
-    ) -> TritonPlan:
+    def refill_spans(self, step: StepRows, whole: np.ndarray) -> TritonPlan:
         """The same with spans; see `quire.ops.attention.SpanPlan`."""
-        width = -(-int(seq_lens.max(initial=0)) // self.block_size)
-        table = self.means.upload(np.ascontiguousarray(block_table[rows, :width]))
+        return self._of(step, *self._own_table(step), whole)
+
+    def _own_table(self, step: StepRows) -> tuple[Tensor, np.ndarray]:
+        # only blocks that these rows have: the host's table has room for the longest sequence
+        width = -(-int(step.seq_lens.max(initial=0)) // self.block_size)
+        table = np.ascontiguousarray(step.block_table[step.rows, :width])
+        return self.means.upload(table), np.arange(len(table), dtype=np.int32)
+
+    def _of(
+        self, step: StepRows, table: Tensor, rows: np.ndarray, whole: np.ndarray | None
+    ) -> TritonPlan:
         return plan_rows(
-            *(query_start, seq_lens, table, self.block_size, self.window),
-            np.arange(len(rows), dtype=np.int32),
+            *(step.query_start, step.seq_lens, table, self.block_size, self.window, rows),
             means=self.means,
             whole=whole,
         )

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from quire.ops import AttentionArgs, select
-from quire.ops.chunked_rows import cut_at_chunks
+from quire.ops.step_rows import StepRows, cut_at_chunks
 
 SIZE, CHUNK = 2, 6
 OPS = select(device="cpu", dtype=torch.float64, providers=["torch"])
@@ -30,8 +30,10 @@ def test_each_piece_has_the_blocks_of_its_chunk(name):
     starts = np.cumsum([0, *(stop - start for start, stop in spans)]).astype(np.int32)
     lengths = np.array([stop for _, stop in spans], dtype=np.int32)
     order = np.array(rows, dtype=np.int64)
-    cut = cut_at_chunks(starts, lengths, table, order, block_size=SIZE, chunk=CHUNK)
-    assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in cut)
+    step = StepRows(starts, lengths, table, order)
+    cut = cut_at_chunks(step, block_size=SIZE, chunk=CHUNK)
+    assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in cut[:4])
+    assert cut.rows.tolist() == list(range(len(cut.seq_lens)))
     assert cut.query_start[-1] == starts[-1]
     seen = []
     for i, length in enumerate(cut.seq_lens):
@@ -55,7 +57,8 @@ def test_attention_of_the_pieces_is_attention_within_chunks():
     spans, rows = ROWS["pieces of chunks"]
     starts = np.cumsum([0, *(stop - start for start, stop in spans)]).astype(np.int32)
     lengths = np.array([stop for _, stop in spans], dtype=np.int32)
-    cut = cut_at_chunks(starts, lengths, table, np.array(rows), block_size=SIZE, chunk=CHUNK)
+    step = StepRows(starts, lengths, table, np.array(rows))
+    cut = cut_at_chunks(step, block_size=SIZE, chunk=CHUNK)
     plan = OPS.plan_attention(
         query_start=cut.query_start,
         seq_lens=cut.seq_lens,
