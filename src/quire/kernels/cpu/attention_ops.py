@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quire.kernels.cpu.kv_ops import CpuKV
 from quire.kernels.cpu.program import CpuPlan, IntArray
-from quire.kernels.cpu.row_arguments import norm_of, turns
-from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.row_arguments import norm_of, rows_at, turns
+from quire.kernels.cpu.runtime import CpuRuntime, NativeOps
 from quire.ops import PAD_SLOT
 from quire.ops.attention import AttentionArgs
 from quire.ops.kv import FixedScales
@@ -22,19 +22,15 @@ from quire.ops.norm import NormWeight
 from quire.ops.rotary import QKNorm, RotaryTable, refuse_several_positions
 
 
-class AttentionOps:
+class AttentionOps(NativeOps):
     """`rope_store`, `rope_queries`, `plan_attention` and `attend` on a runtime; see quire.ops for
     each.
     """
 
     def __init__(self, runtime: CpuRuntime) -> None:
-        native = runtime.native
-        self._runtime = runtime
-        self._memory = native.KVMemory
-        self._context = runtime.context
-        self._types = runtime.types
-        self._kinds = native.NormKind.__members__
-        self._over = native.NormOver.__members__
+        super().__init__(runtime)
+        self._kinds = runtime.native.NormKind.__members__
+        self._over = runtime.native.NormOver.__members__
 
     def rope_store(
         self,
@@ -85,7 +81,7 @@ class AttentionOps:
         nowhere = torch.full((num_tokens,), PAD_SLOT, dtype=torch.int64)
         runtime.keep(num_tokens, q, positions, nowhere)
         out = runtime.output((num_tokens, heads, head_dim), q.dtype)
-        no_heads = self._memory(0, 0, 1, 0, head_dim, 1, 0, 0, 0, 0, False)
+        no_heads = self._native.KVMemory(0, 0, 1, 0, head_dim, 1, 0, 0, 0, 0, False)
         qk_norm = None if q_norm is None else QKNorm(q_norm, q_norm)
         self._rotate(q, out, no_heads, nowhere, positions, rotary, qk_norm, None)
         return out
@@ -106,8 +102,7 @@ class AttentionOps:
             self._types[q.dtype],
             num_tokens,
             heads,
-            source.data_ptr(),
-            source.stride(0),
+            *rows_at(source),
             q.data_ptr(),
             memory,
             slots.data_ptr(),
@@ -156,9 +151,7 @@ class AttentionOps:
             self._types[q.dtype],
             num_tokens,
             heads,
-            q.data_ptr(),
-            q.stride(0),
-            q.stride(1),
+            *rows_at(q),
             out.data_ptr(),
             kv.native,
             plan.header.data_ptr(),

@@ -13,9 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.linear_ops import CpuLinear, LinearOps, address_of, packed_block
+from quire.kernels.cpu.linear_ops import CpuLinear, LinearOps, packed_block
 from quire.kernels.cpu.lora_ops import CpuBank, bank_tensors
-from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.row_arguments import address_of, rows_at
+from quire.kernels.cpu.runtime import CpuRuntime, NativeOps
 from quire.ops.formats.coded import CodedWeight, of_one_kind
 from quire.ops.formats.row_stack import RowStack
 from quire.ops.moe import ADDRESSES, ExpertAdapters, Experts, MoeArgs, pack_each
@@ -42,16 +43,13 @@ class CpuExperts:
                     yield f"{expert}.{which}.{name}", tensor
 
 
-class ExpertOps:
+class ExpertOps(NativeOps):
     """Packing of experts and their products; see quire.ops.moe for each."""
 
     def __init__(self, runtime: CpuRuntime, dtype: torch.dtype) -> None:
         """dtype: that of the model's activations."""
-        self._runtime = runtime
-        self._context = runtime.context
+        super().__init__(runtime)
         self._linear = LinearOps(runtime, dtype)
-        self._weight_bytes = runtime.native.packed_weight_bytes
-        self._types = runtime.types
         self._scores = runtime.native.RouterScore.__members__
         self._acts = runtime.native.Act.__members__
         self._finishes = runtime.native.FinishKind.__members__
@@ -96,7 +94,7 @@ class ExpertOps:
 
     def experts_of(self, up: tuple[CpuLinear, ...], down: tuple[CpuLinear, ...]) -> CpuExperts:
         """The experts of these packed weights."""
-        native = torch.empty(2, len(up), self._weight_bytes, dtype=torch.uint8)
+        native = torch.empty(2, len(up), self._native.packed_weight_bytes, dtype=torch.uint8)
         for places, weights in zip(native, (up, down), strict=True):
             for place, weight in zip(places, weights, strict=True):
                 weight.native.store(place.data_ptr())
@@ -124,8 +122,7 @@ class ExpertOps:
             self._types[logits.dtype],
             num_tokens,
             num_experts,
-            logits.data_ptr(),
-            logits.stride(0),
+            *rows_at(logits),
             args.top_k,
             self._scores[args.score],
             args.renorm,
@@ -171,8 +168,7 @@ class ExpertOps:
             experts.experts,
             *(part.data_ptr() for part in experts.native),
             num_tokens,
-            x.data_ptr(),
-            x.stride(0),
+            *rows_at(x),
             y.data_ptr(),
             top_k,
             chosen.data_ptr(),

@@ -6,7 +6,7 @@ through views.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
-from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
+from quire.kernels.cpu.runtime import NativeOps, huge_tensor
 from quire.ops.fp8 import FP8
 from quire.ops.kv import (
     SCALE_BYTES,
@@ -153,15 +153,12 @@ class CpuKV:
         )
 
 
-class KVOps:
+class KVOps(NativeOps):
     """`allocate_kv`, `allocate_shared_kv`, `export_kv`, `import_kv`, `copy_kv` and `zero_kv`; see
     quire.ops.kv.
     """
 
     copy_kv, zero_kv = staticmethod(copy_kv.definition), staticmethod(zero_kv.definition)
-
-    def __init__(self, runtime: CpuRuntime) -> None:
-        self._new_memory: Callable[..., Any] = runtime.native.KVMemory
 
     def allocate_kv(
         self,
@@ -211,7 +208,7 @@ class KVOps:
         return huge_tensor((num_bytes,), torch.uint8, touches_start=True)
 
     def _kv(self, num_blocks: int, at: KVLayout, memory: Tensor) -> CpuKV:
-        native = self._new_memory(
+        native = self._native.KVMemory(
             memory.data_ptr(),
             num_blocks,
             at.block_size,

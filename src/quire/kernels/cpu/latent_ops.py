@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cpu.program import CpuPlan, IntArray
-from quire.kernels.cpu.row_arguments import norm_of, turns
-from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.row_arguments import norm_of, rows_at, turns
+from quire.kernels.cpu.runtime import NativeOps
 from quire.kernels.cpu.unpacking import plain_rows
 from quire.ops.kv import LayerLatents
 from quire.ops.norm import NormWeight
@@ -42,17 +42,10 @@ class CpuHeads:
         yield "weight", torch.stack(rows)
 
 
-class LatentOps:
+class LatentOps(NativeOps):
     """`pack_heads`, `heads_linear`, `latent_store`, `plan_latent` and `latent_attend` on a runtime;
     see quire.ops for each.
     """
-
-    def __init__(self, runtime: CpuRuntime) -> None:
-        native = runtime.native
-        self._runtime = runtime
-        self._context = runtime.context
-        self._native = native
-        self._types = runtime.types
 
     def pack_heads(self, weight: Tensor) -> CpuHeads:
         """weight [H, out, in] is copied."""
@@ -80,7 +73,7 @@ class LatentOps:
         for head, part in enumerate(weight):
             part = self._runtime.dense(part)
             to = panels[head].data_ptr()
-            self._context.pack(packed(head), 0, len(part), part.data_ptr(), part.stride(0), to, 0)
+            self._context.pack(packed(head), 0, len(part), *rows_at(part), to, 0)
         return CpuHeads(packed(0), weight.dtype, heads, in_features, out_features, panels)
 
     def heads_linear(self, x: Tensor, w: CpuHeads) -> Tensor:
@@ -96,9 +89,7 @@ class LatentOps:
             w.heads,
             w.panels.stride(0) * w.panels.element_size(),
             num_tokens,
-            x.data_ptr(),
-            x.stride(0),
-            x.stride(1),
+            *rows_at(x),
             y.data_ptr(),
         )
         return y
@@ -130,12 +121,9 @@ class LatentOps:
             self._types[q.dtype],
             num_tokens,
             heads,
-            q.data_ptr(),
-            q.stride(0),
-            q.stride(1),
+            *rows_at(q),
             out.data_ptr(),
-            x.data_ptr(),
-            x.stride(0),
+            *rows_at(x),
             self._memory(latents),
             slots.data_ptr(),
             positions.data_ptr(),
@@ -173,12 +161,8 @@ class LatentOps:
             self._types[q.dtype],
             num_tokens,
             heads,
-            q.data_ptr(),
-            q.stride(0),
-            q.stride(1),
-            q_rotated.data_ptr(),
-            q_rotated.stride(0),
-            q_rotated.stride(1),
+            *rows_at(q),
+            *rows_at(q_rotated),
             out.data_ptr(),
             self._memory(latents),
             plan.header.data_ptr(),

@@ -19,7 +19,8 @@ from quire.errors import NotBuiltYet
 from quire.hardware.packed_ahead import part_key, take_packed
 from quire.kernels.cpu import unpacking
 from quire.kernels.cpu.lora_ops import CpuLora
-from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.row_arguments import address_of, rows_at
+from quire.kernels.cpu.runtime import CpuRuntime, NativeOps
 from quire.ops.formats.coded import CodedWeight
 from quire.ops.formats.row_stack import RowStack
 from quire.ops.quantized import MOST, WeightFormat
@@ -136,18 +137,15 @@ class CpuLinear:
         return total if self.bias is None else total + self.bias[: self.out_features]
 
 
-class LinearOps:
+class LinearOps(NativeOps):
     """Packing of weights, products with them and lookup of their rows; see quire.ops for each."""
 
     def __init__(self, runtime: CpuRuntime, dtype: torch.dtype) -> None:
         """dtype: that of the model's activations."""
+        super().__init__(runtime)
         native = runtime.native
-        self._runtime = runtime
         self._dtype = dtype
-        self._context = runtime.context
-        self._make = native.PackedWeight
         self._width = native.panel_width
-        self._types = runtime.types
         self._forms = native.WeightForm.__members__
         self._row_types = native.RowType.__members__
         self._acts = native.Act.__members__
@@ -205,7 +203,7 @@ class LinearOps:
         for part in weight.read() if isinstance(weight, RowStack) else [weight]:
             rows, count = self._runtime.dense(part), len(part)
             self._runtime.pack(
-                *(packed.native, first, count, rows.data_ptr(), rows.stride(0)),
+                *(packed.native, first, count, *rows_at(rows)),
                 packed.panels.data_ptr(),
                 address_of(None if peaks is None else peaks[first:]),
             )
@@ -382,7 +380,7 @@ class LinearOps:
         """The weight of these panels, which may be filled later; the arguments are the fields of
         `CpuLinear`.
         """
-        native = self._make(
+        native = self._native.PackedWeight(
             self._types[dtype],
             self._forms[form],
             in_features,
@@ -537,8 +535,7 @@ class LinearOps:
         self._context.linear(
             w.native,
             num_tokens,
-            x.data_ptr(),
-            x.stride(0),
+            *rows_at(x),
             y.data_ptr(),
             width,
             self._finishes[finish],
@@ -572,8 +569,3 @@ def packed_block(keys: Sequence[str | None], num_bytes: int) -> Any:
     """
     block = take_packed(keys)
     return None if block is None or block.size != num_bytes else block
-
-
-def address_of(tensor: Tensor | None) -> int:
-    """Address of a tensor's data for the kernels; 0 for None."""
-    return 0 if tensor is None else tensor.data_ptr()

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
+from quire.kernels.cpu.row_arguments import address_of, rows_at
+from quire.kernels.cpu.runtime import CpuRuntime, NativeOps, huge_tensor
 from quire.ops.formats.lora import LoraPart, LoraShape
 from quire.ops.segments import Addend, add_up
 
@@ -41,13 +42,11 @@ class CpuLora:
     slots: Tensor
 
 
-class LoraOps:
+class LoraOps(NativeOps):
     """Banks of adapters and products with them; see quire.ops.formats.lora for each."""
 
     def __init__(self, runtime: CpuRuntime) -> None:
-        self._runtime = runtime
-        self._context = runtime.context
-        self._types = runtime.types
+        super().__init__(runtime)
         self._block = runtime.native.lora_block
 
     def allocate_lora(self, shape: LoraShape) -> CpuBank:
@@ -68,7 +67,7 @@ class LoraOps:
         a = huge_tensor((slots, parts, *inner), shape.dtype)
         b = huge_tensor((slots, blocks * rank * self._block), shape.dtype)
         ranks = torch.zeros(slots, parts, dtype=torch.int32)
-        native = self._runtime.native.LoraBank(
+        native = self._native.LoraBank(
             self._types[shape.dtype],
             shape.in_features,
             shape.segments,
@@ -145,11 +144,8 @@ class LoraOps:
             self._types[x.dtype],
             *x.shape,
             scale,
-            x.data_ptr(),
-            x.stride(0),
-            ids.data_ptr(),
-            slots.data_ptr(),
-            out.data_ptr(),
+            *rows_at(x),
+            *map(address_of, (ids, slots, out)),
         )
         return out
 
@@ -168,11 +164,8 @@ class LoraOps:
             bank.native,
             self._types[x.dtype],
             num_tokens,
-            x.data_ptr(),
-            x.stride(0),
-            slots.data_ptr(),
-            factors.data_ptr(),
-            used.data_ptr(),
+            *rows_at(x),
+            *map(address_of, (slots, factors, used)),
             is_partial,
         )
         return factors, used

@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.row_arguments import rows_at
+from quire.kernels.cpu.runtime import NativeOps
 
 
-class MaskOps:
+class MaskOps(NativeOps):
     """`mask_logits` on a runtime; it computes at once and is not part of a recorded program."""
-
-    def __init__(self, runtime: CpuRuntime) -> None:
-        self._runtime = runtime
 
     def mask_logits(self, logits: Tensor, rows: Tensor, mask: Tensor) -> None:
         """logits [R, V], rows [G], mask [G, ceil(V / 32)]; see quire.ops.sampling.grammar_mask."""
@@ -22,13 +20,6 @@ class MaskOps:
         assert rows.dtype is torch.int64 and rows.is_contiguous()
         assert mask.dtype is torch.int32 and mask.shape == (len(rows), -(-width // 32))
         assert mask.stride(1) == 1
-        self._runtime.context.mask(
-            len(rows),
-            logits.data_ptr(),
-            logits.stride(0),
-            width,
-            num_rows,
-            rows.data_ptr(),
-            mask.data_ptr(),
-            mask.stride(0),
+        self._context.mask(
+            len(rows), *rows_at(logits), width, num_rows, rows.data_ptr(), *rows_at(mask)
         )

@@ -6,17 +6,13 @@ import numpy as np
 from torch import Tensor
 
 from quire.kernels.cpu.program import CpuPlan, IntArray
-from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.row_arguments import rows_at
+from quire.kernels.cpu.runtime import NativeOps
 from quire.ops.step_rows import StepRows
 
 
-class PromptOps:
+class PromptOps(NativeOps):
     """`plan_prompts` and `attend_prompts` on a runtime; see quire.ops.mixers.prompts."""
-
-    def __init__(self, runtime: CpuRuntime) -> None:
-        self._runtime = runtime
-        self._context = runtime.context
-        self._types = runtime.types
 
     def plan_prompts(self, *, query_start: IntArray, seq_lens: IntArray) -> CpuPlan:
         """A plan with copies of the arrays."""
@@ -52,7 +48,7 @@ class PromptOps:
             heads,
             kv_heads,
             head_dim,
-            *(n for x in (q, k, v) for n in (x.data_ptr(), x.stride(0), x.stride(1))),
+            *(*rows_at(q), *rows_at(k), *rows_at(v)),
             out.data_ptr(),
             plan.header.data_ptr(),
             window or 0,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from quire.distributed.shared_group import SharedGroup, has_dense_rows
 from quire.distributed.worker_group import WorkerGroup
-from quire.kernels.cpu.linear_ops import CpuLinear, address_of
+from quire.kernels.cpu.linear_ops import CpuLinear
+from quire.kernels.cpu.row_arguments import address_of
 from quire.kernels.cpu.runtime import CpuRuntime
 
 

@@ -1,4 +1,4 @@
-"""A rotary table and the norm of a head or a latent, as native kernels take them."""
+"""Tensors, a rotary table and the norm of a head or a latent, as native kernels take them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,14 @@ def norm_of(
         assert tensor is None or (tensor.dtype is dtype and tensor.is_contiguous())
     runtime.keep(num_tokens, n.weight, n.bias)
     kind = getattr(runtime.native.NormKind, n.kind)
-    return kind, n.eps, _address(n.weight), _address(n.bias)
+    return kind, n.eps, address_of(n.weight), address_of(n.bias)
 
 
-def _address(tensor: Tensor | None) -> int:
+def address_of(tensor: Tensor | None) -> int:
+    """Address of a tensor's data; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def rows_at(x: Tensor) -> tuple[int, ...]:
+    """The address of x [T, C] or [T, H, D], and the strides of all axes but the last."""
+    return x.data_ptr(), *x.stride()[:-1]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.row_arguments import address_of, rows_at
+from quire.kernels.cpu.runtime import CpuRuntime, NativeOps
 from quire.ops.mixers.pooling import SPAN
 from quire.ops.norm import NormWeight
 
@@ -16,17 +17,14 @@ Layout = tuple[int, int, int, int, int]
 """T, rows per token, width, and the strides between tokens and between a token's rows."""
 
 
-class RowOps:
+class RowOps(NativeOps):
     """`embed`, `norm`, `add`, `add_norm`, `scale_gate` and `sum_chunks` on a runtime; see quire.ops
     for each.
     """
 
     def __init__(self, runtime: CpuRuntime) -> None:
-        native = runtime.native
-        self._runtime = runtime
-        self._context = runtime.context
-        self._types = runtime.types
-        self._kinds = native.NormKind.__members__
+        super().__init__(runtime)
+        self._kinds = runtime.native.NormKind.__members__
 
     def norm(self, x: Tensor, n: NormWeight) -> Tensor:
         """x [*, C] -> [*, C]."""
@@ -62,15 +60,7 @@ class RowOps:
         runtime.keep(tokens, x, delta)
         out = runtime.output_like(x)
         self._context.add(
-            self._types[x.dtype],
-            tokens,
-            width,
-            scale,
-            x.data_ptr(),
-            x.stride()[0],
-            delta.data_ptr(),
-            delta.stride()[0],
-            out.data_ptr(),
+            self._types[x.dtype], tokens, width, scale, *rows_at(x), *rows_at(delta), out.data_ptr()
         )
         return out
 
@@ -90,10 +80,8 @@ class RowOps:
             tokens,
             width,
             scale,
-            x.data_ptr(),
-            x.stride()[0],
-            delta.data_ptr(),
-            delta.stride()[0],
+            *rows_at(x),
+            *rows_at(delta),
             total.data_ptr(),
             out.data_ptr(),
             self._kinds[n.kind],
@@ -154,10 +142,8 @@ class RowOps:
             tokens,
             width,
             gate.shape[1],
-            y.data_ptr(),
-            y.stride()[0],
-            gate.data_ptr(),
-            gate.stride()[0],
+            *rows_at(y),
+            *rows_at(gate),
             out.data_ptr(),
         )
         return out
@@ -174,12 +160,9 @@ class RowOps:
             len(chunks),
             x.shape[1],
             SPAN,
-            x.data_ptr(),
-            x.stride()[0],
+            *rows_at(x),
             len(x),
-            chunks.data_ptr(),
-            spans.data_ptr(),
-            rest.data_ptr(),
+            *map(address_of, (chunks, spans, rest)),
         )
 
 
@@ -203,7 +186,7 @@ def _params(n: NormWeight, dtype: torch.dtype) -> tuple[int, int, int]:
     for tensor in (weight, bias):
         assert tensor is None or (tensor.dtype is dtype and tensor.is_contiguous())
     return (
-        0 if weight is None else weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
+        address_of(weight),
+        address_of(bias),
         weight.shape[1] if weight is not None and weight.dim() == 2 else 0,
     )

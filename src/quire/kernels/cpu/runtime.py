@@ -159,6 +159,16 @@ class CpuRuntime:
             self.program.keep(num_tokens, *tensors)
 
 
+class NativeOps:
+    """Native bodies of ops on a runtime."""
+
+    def __init__(self, runtime: CpuRuntime) -> None:
+        self._runtime = runtime
+        self._native = runtime.native
+        self._context = runtime.context
+        self._types = runtime.types
+
+
 def open_runtime(
     *, num_threads: int, isa: str | None = None, weights_folder: Path | None = None
 ) -> CpuRuntime | None:

@@ -5,29 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.row_arguments import address_of, rows_at
+from quire.kernels.cpu.runtime import NativeOps
 from quire.ops.sampling.sample import TopLogits
 
 
-class SampleOps:
+class SampleOps(NativeOps):
     """`greedy`, `draw`, `truncate` and `rank` on a runtime; see quire.ops.sampling.sample for each.
 
     They compute at once and are not part of a recorded program: which of them a step needs is
     decided each time.
     """
 
-    def __init__(self, runtime: CpuRuntime) -> None:
-        self._runtime = runtime
-        self._context = runtime.context
-
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """logits [R, V] -> ids [R] int64, values [R]."""
         rows, width, logits = self._checked(logits)
         ids = torch.empty(rows, dtype=torch.int64)
         values = torch.empty(rows, dtype=torch.float32)
-        self._context.greedy(
-            rows, logits.data_ptr(), logits.stride(0), width, ids.data_ptr(), values.data_ptr()
-        )
+        start, stride = logits.data_ptr(), logits.stride(0)  # in every step: no call more
+        self._context.greedy(rows, start, stride, width, ids.data_ptr(), values.data_ptr())
         return ids, values
 
     def draw(
@@ -41,15 +37,7 @@ class SampleOps:
         ids = torch.empty(rows, dtype=torch.int64)
         peaks = torch.empty(rows, dtype=torch.float32)
         self._context.draw(
-            rows,
-            logits.data_ptr(),
-            logits.stride(0),
-            width,
-            settings.data_ptr(),
-            keys.data_ptr(),
-            hashes.data_ptr(),
-            ids.data_ptr(),
-            peaks.data_ptr(),
+            rows, *rows_at(logits), width, *map(address_of, (settings, keys, hashes, ids, peaks))
         )
         return ids, peaks
 
@@ -58,14 +46,7 @@ class SampleOps:
         rows, width, logits = self._checked(logits)
         _check(settings, torch.float64, rows, 4)
         out = torch.empty((rows, width), dtype=torch.float32)
-        self._context.truncate(
-            rows,
-            logits.data_ptr(),
-            logits.stride(0),
-            width,
-            settings.data_ptr(),
-            out.data_ptr(),
-        )
+        self._context.truncate(rows, *rows_at(logits), width, settings.data_ptr(), out.data_ptr())
         return out
 
     def rank(self, logits: Tensor, token_ids: Tensor, num_top: int) -> TopLogits:
@@ -81,13 +62,7 @@ class SampleOps:
             torch.empty(rows, dtype=torch.float32),
         )
         self._context.rank(
-            rows,
-            logits.data_ptr(),
-            logits.stride(0),
-            width,
-            token_ids.data_ptr(),
-            num_top,
-            *(column.data_ptr() for column in found),
+            rows, *rows_at(logits), width, token_ids.data_ptr(), num_top, *map(address_of, found)
         )
         return found
 

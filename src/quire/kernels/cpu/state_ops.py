@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.runtime import CpuRuntime
+from quire.kernels.cpu.row_arguments import address_of
+from quire.kernels.cpu.runtime import NativeOps
 from quire.ops.mixers.state import L2_EPS
 from quire.ops.norm import NormWeight
 
@@ -20,16 +21,11 @@ States = tuple[int, int, int, int, int]
 _NOTHING = (0, 0)
 
 
-class StateOps:
+class StateOps(NativeOps):
     """`short_conv`, `mamba_scan`, `mamba2_scan`, `gated_delta` and `gated_norm` on a runtime; see
     quire.ops.mixers.state for each. They raise IndexError for a block that the memory does not
     have.
     """
-
-    def __init__(self, runtime: CpuRuntime) -> None:
-        self._runtime = runtime
-        self._context = runtime.context
-        self._types = runtime.types
 
     def short_conv(
         self,
@@ -61,7 +57,7 @@ class StateOps:
             self._rows(after),
             self._rows(out),
             weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
+            address_of(bias),
             self._states(states, reads, writes),
         )
         return out
@@ -176,7 +172,7 @@ class StateOps:
             # without a norm both orders are one product
             gate_first or n is None,
             *map(self._rows, (y, gate, out)),
-            0 if weight is None else weight.data_ptr(),
+            address_of(weight),
             weight is not None and weight.numel() == group,
             0.0 if n is None else n.eps,
         )
