@@ -126,7 +126,26 @@ class SlidingGroup:
         return -(-num_tokens // self.block_size)
 
 
-class StateGroup:
+class _WithoutTokens:
+    """Layers that have no blocks for tokens."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+
+    def hit_blocks(self, find: Find, num_blocks: int) -> list[int]:
+        return []
+
+    def num_unread(self, position: int) -> int:
+        return 0
+
+    def num_needed(self, num_tokens: int, chunk: int) -> int:
+        return self.num_blocks(num_tokens)
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return 0
+
+
+class StateGroup(_WithoutTokens):
     """Layers with a recurrent state: a ring of blocks (`NewRow.block_ids`) per request.
 
     A step writes the state before its first draft and after each draft. It must not overwrite the
@@ -135,32 +154,20 @@ class StateGroup:
     """
 
     def __init__(self, block_size: int, num_drafts: int) -> None:
-        self.block_size = block_size
+        super().__init__(block_size)
         self.ring_size = num_drafts + 2
 
     def longest_hit(self, find: Find, limit: int) -> int:
         return next((end for end in range(limit, 0, -1) if find(end - 1) is not None), 0)
 
-    def hit_blocks(self, find: Find, num_blocks: int) -> list[int]:
-        return []
-
-    def num_unread(self, position: int) -> int:
-        return 0
-
-    def num_needed(self, num_tokens: int, chunk: int) -> int:
-        return self.ring_size
-
     def num_blocks(self, num_tokens: int) -> int:
         return self.ring_size
 
 
-class SourceGroup:
+class SourceGroup(_WithoutTokens):
     """Layers that read the request's second content: the length of a table follows from that, not
     from the tokens (`source_blocks.py`).
     """
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
 
     def num_source_blocks(self, num_rows: int) -> int:
         """Return the table length for a source of `num_rows` rows."""
@@ -169,38 +176,11 @@ class SourceGroup:
     def longest_hit(self, find: Find, limit: int) -> int:
         return limit
 
-    def hit_blocks(self, find: Find, num_blocks: int) -> list[int]:
-        return []
 
-    def num_unread(self, position: int) -> int:
-        return 0
-
-    def num_needed(self, num_tokens: int, chunk: int) -> int:
-        return 0
-
-    def num_blocks(self, num_tokens: int) -> int:
-        return 0
-
-
-class EmptyGroup:
+class EmptyGroup(_WithoutTokens):
     """Layers that keep nothing, so that nothing of a prompt can be reused."""
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-
     def longest_hit(self, find: Find, limit: int) -> int:
-        return 0
-
-    def hit_blocks(self, find: Find, num_blocks: int) -> list[int]:
-        return []
-
-    def num_unread(self, position: int) -> int:
-        return 0
-
-    def num_needed(self, num_tokens: int, chunk: int) -> int:
-        return 0
-
-    def num_blocks(self, num_tokens: int) -> int:
         return 0
 
 
