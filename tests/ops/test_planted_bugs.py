@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from unittest import mock
 
 import pytest
@@ -25,12 +24,46 @@ PLAIN = select(device="cpu", dtype=DTYPE, providers=["torch"])
 ORACLE = bind(Facts(torch.device("cpu"), DTYPE), op_contracts.ORACLE, ["oracle"])
 
 
-def with_args(**wrong):
-    def attend(q, kv, plan, args):
-        changed = {name: f(getattr(args, name)) for name, f in wrong.items()}
-        return PLAIN.attend(q, kv, plan, dataclasses.replace(args, **changed))
+def wrong_arguments(op, **wrong):
+    """Other values of arguments that the op gets."""
+    return {op: lambda *args, **keywords: getattr(PLAIN, op)(*args, **{**keywords, **wrong})}
 
-    return {"attend": attend}
+
+def changed_arguments(op, **changes):
+    """Arguments of the op, which are given by name, after these changes."""
+
+    def run(**given):
+        changed = {name: change(given[name]) for name, change in changes.items()}
+        return getattr(PLAIN, op)(**given | changed)
+
+    return {op: run}
+
+
+def changed_fields(op, argument, **changes):
+    """One of the op's arguments, where there is one, after changes of its fields."""
+
+    def run(**given):
+        value = given[argument]
+        if value is not None:
+            changed = {name: change(getattr(value, name)) for name, change in changes.items()}
+            value = dataclasses.replace(value, **changed)
+        return getattr(PLAIN, op)(**given | {argument: value})
+
+    return {op: run}
+
+
+def wrong_args(op, **wrong):
+    return changed_fields(op, "args", **{name: lambda _, x=x: x for name, x in wrong.items()})
+
+
+def with_scales(change):
+    """Attention that takes other scales where the memory has some [*, 2, K]."""
+    return changed_fields("attend", "kv", scales=lambda x: None if x is None else change(x))
+
+
+def relative_with(**changes):
+    """Other tables of what distances add to scores."""
+    return changed_fields("attend_relative", "relative", **changes)
 
 
 def with_plan(change):
@@ -121,28 +154,6 @@ def attend_that_clears_the_cache(q, kv, plan, args):
     return y
 
 
-def with_scales(change):
-    """Attention that takes other scales where the memory has some [*, 2, K]."""
-
-    def attend(q, kv, plan, args):
-        scales = None if kv.scales is None else change(kv.scales)
-        return PLAIN.attend(q, dataclasses.replace(kv, scales=scales), plan, args)
-
-    return {"attend": attend}
-
-
-def rope(**wrong):
-    def rope_store(qkv, kv, slots, positions, **facts):
-        changed = {name: f(facts[name]) for name, f in wrong.items()}
-        return PLAIN.rope_store(qkv, kv, slots, positions, **(facts | changed))
-
-    return {"rope_store": rope_store}
-
-
-def shifted(qkv, kv, slots, positions, **facts):
-    return PLAIN.rope_store(qkv, kv, slots, (positions + 1) % 50, **facts)
-
-
 def padding_to_last_slot(qkv, kv, slots, positions, **facts):
     slots = slots.where(slots >= 0, kv.num_blocks * kv.block_size - 1)
     return PLAIN.rope_store(qkv, kv, slots, positions, **facts)
@@ -168,14 +179,6 @@ def latent_plan(change):
     return {"plan_latent": plan_latent}
 
 
-def latents_with(**wrong):
-    def latent_store(q, x, latents, slots, positions, **facts):
-        changed = {name: f(facts[name]) for name, f in wrong.items()}
-        return PLAIN.latent_store(q, x, latents, slots, positions, **(facts | changed))
-
-    return {"latent_store": latent_store}
-
-
 def norm_of_latent_and_key(q, x, latents, slots, positions, *, norm, rotary):
     whole = dataclasses.replace(norm, weight=F.pad(norm.weight, (0, x.shape[1] - latents.rank)))
     y = PLAIN.norm(x, whole)
@@ -189,12 +192,8 @@ def latent_padding_to_last_slot(q, x, latents, slots, positions, **facts):
     return PLAIN.latent_store(q, x, latents, slots, positions, **facts)
 
 
-def keys_without_their_rotated_part(q, q_rotated, latents, plan, scale):
-    return PLAIN.latent_attend(q, torch.zeros_like(q_rotated), latents, plan, scale)
-
-
-def choice_without_storing(q, k, weights, latents, slots, plan, top_k):
-    return PLAIN.index_select(q, k, weights, latents, torch.full_like(slots, -1), plan, top_k)
+def nowhere(slots):
+    return torch.full_like(slots, -1)
 
 
 def choice_by_signed_scores(q, k, weights, latents, slots, plan, top_k):
@@ -202,27 +201,10 @@ def choice_by_signed_scores(q, k, weights, latents, slots, plan, top_k):
         return PLAIN.index_select(q, k, weights, latents, slots, plan, top_k)
 
 
-def relative_with(**wrong):
-    """Other tables of what distances add to scores."""
-
-    def attend_relative(q, k, v, plan, relative, **facts):
-        changed = {name: change(getattr(relative, name)) for name, change in wrong.items()}
-        return PLAIN.attend_relative(
-            q, k, v, plan, dataclasses.replace(relative, **changed), **facts
-        )
-
-    return {"attend_relative": attend_relative}
-
-
 def bias_within_the_scale(q, k, v, plan, relative, *, scale, window):
     bias = None if relative.bias is None else relative.bias * scale
     relative = dataclasses.replace(relative, bias=bias)
     return PLAIN.attend_relative(q, k, v, plan, relative, scale=scale, window=window)
-
-
-def heads_of_one_weight(x, w):
-    first = w.weight[:1].expand_as(w.weight)
-    return PLAIN.heads_linear(x, dataclasses.replace(w, weight=first))
 
 
 def eps_outside_the_root(x, n):
@@ -238,13 +220,6 @@ def gate_and_up_swapped(x, up, act, gated, addend=None):
     return F.silu(second) * first
 
 
-def wrong_args(name, **wrong):
-    def op(*, args, **rest):
-        return getattr(PLAIN, name)(args=dataclasses.replace(args, **wrong), **rest)
-
-    return {name: op}
-
-
 def weighs_biased_scores(logits, args, select_bias=None, expert_scales=None):
     if select_bias is None or args.score != "sigmoid":
         return PLAIN.route(logits, args, select_bias, expert_scales)
@@ -252,46 +227,6 @@ def weighs_biased_scores(logits, args, select_bias=None, expert_scales=None):
     chosen, _ = PLAIN.route(logits, args, select_bias)
     weights = biased.gather(1, chosen.long())
     return chosen, weights / weights.sum(-1, keepdim=True) * args.scale
-
-
-def unscaled_experts(logits, args, select_bias=None, expert_scales=None):
-    return PLAIN.route(logits, args, select_bias)
-
-
-def wrong_arguments(op, **wrong):
-    """Other values of arguments that the op gets."""
-    return {op: lambda *args, **keywords: getattr(PLAIN, op)(*args, **{**keywords, **wrong})}
-
-
-def changed_arguments(op, **changes):
-    """Arguments of the op, which are given by name, after these changes."""
-
-    def run(**given):
-        changed = {name: change(given[name]) for name, change in changes.items()}
-        return getattr(PLAIN, op)(**given | changed)
-
-    return {op: run}
-
-
-def with_fields(ops, argument, **changes):
-    """Ops one of whose arguments has other values of its fields."""
-
-    def run(op, **given):
-        value = given[argument]
-        if value is not None:
-            changed = {name: change(getattr(value, name)) for name, change in changes.items()}
-            value = dataclasses.replace(value, **changed)
-        return getattr(PLAIN, op)(**given | {argument: value})
-
-    return {op: functools.partial(run, op) for op in ops}
-
-
-def with_compressor(**changes):
-    return with_fields(["entry_select"], "by", **changes)
-
-
-def with_hyper(**changes):
-    return with_fields(["collapse_streams"], "w", **changes)
 
 
 def store_turned_from_the_start(**given):
@@ -306,10 +241,6 @@ def attend_entries_at_their_number(**given):
     numbers = torch.arange(len(by.rotary.cos_sin)) // by.rate
     rotary = dataclasses.replace(by.rotary, cos_sin=by.rotary.cos_sin[numbers])
     return PLAIN.recent_attend(**given | {"by": dataclasses.replace(by, rotary=rotary)})
-
-
-def attend_one_more(**given):
-    return PLAIN.recent_attend(**given | {"window": given["window"] + 1})
 
 
 def expanded_by_rows(x, delta, mix):
@@ -385,13 +316,10 @@ def a_segment_forgotten(x, w, peaks=None):
     return w.partial(x, peaks)[:, 0]
 
 
-def addend_of_the_next_row(op):
-    def wrong(x, *rest, addend=None, **given):
-        if addend is not None:
-            addend = dataclasses.replace(addend, rows=addend.rows.roll(1))
-        return getattr(PLAIN, op)(x, *rest, addend=addend, **given)
-
-    return {op: wrong}
+def addend_of_the_next_row(x, w, addend=None):
+    if addend is not None:
+        addend = dataclasses.replace(addend, rows=addend.rows.roll(1))
+    return PLAIN.linear(x, w, addend)
 
 
 def addend_after_the_activation(x, up, act, gated, addend=None):
@@ -454,10 +382,6 @@ def penalize_with(**wrong):
     return {"penalize": penalize}
 
 
-def bias_that_adds_what_forbids(logits, places, entries, values):
-    PLAIN.bias_logits(logits, places, entries, values.clamp_min(-1e30))
-
-
 BUGS = {
     "codes of a byte swapped": codes_with(halves_swapped),
     "zero points forgotten": codes_with(lambda w: dataclasses.replace(w, zeros=None)),
@@ -474,7 +398,7 @@ BUGS = {
     "bias added by each worker": {"linear_total": bias_of_every_segment},
     "bias within the partial sums": {"linear_partial": bias_in_the_partial_sums},
     "a segment forgotten": {"linear_partial": a_segment_forgotten},
-    "addend of another row": addend_of_the_next_row("linear"),
+    "addend of another row": {"linear": addend_of_the_next_row},
     "addend after the activation": {"hidden": addend_after_the_activation},
     "prompt counted as output": at_places("penalize", border=lambda i, r, b, p: b * 0),
     "one token too many counted": at_places("penalize", position=lambda i, r, b, p: p + 1),
@@ -486,7 +410,9 @@ BUGS = {
     "presence upside down": penalize_with(presence=torch.neg),
     "words that begin in the prompt": at_places("forbid_words", border=lambda i, r, b, p: b * 0),
     "words one token ago": at_places("forbid_words", position=lambda i, r, b, p: (p - 1).relu()),
-    "bias that cannot forbid": {"bias_logits": bias_that_adds_what_forbids},
+    "bias that cannot forbid": changed_arguments(
+        "bias_logits", values=lambda v: v.clamp_min(-1e30)
+    ),
     "window one too wide": with_plan(wider_window),
     "window one too narrow": with_plan(narrower_window),
     "window ignored": with_plan(no_window),
@@ -496,36 +422,42 @@ BUGS = {
     "padding not masked": without_padding_mask(),
     "causal mask from the upper left": everything_causal_from_zero(),
     "zero times NaN": masked_by_zero_weight(),
-    "no softcap": with_args(softcap=lambda _: None),
-    "no sinks": with_args(sinks=lambda _: None),
-    "no alibi": with_args(alibi=lambda _: None),
-    "alibi upside down": with_args(alibi=lambda slopes: slopes if slopes is None else -slopes),
-    "scale of the head dim": with_args(scale=lambda _: 8**-0.5),
+    "no softcap": changed_fields("attend", "args", softcap=lambda _: None),
+    "no sinks": changed_fields("attend", "args", sinks=lambda _: None),
+    "no alibi": changed_fields("attend", "args", alibi=lambda _: None),
+    "alibi upside down": changed_fields(
+        "attend", "args", alibi=lambda slopes: slopes if slopes is None else -slopes
+    ),
+    "scale of the head dim": changed_fields("attend", "args", scale=lambda _: 8**-0.5),
     "attention writes to the cache": {"attend": attend_that_clears_the_cache},
     "scales forgotten": with_scales(torch.ones_like),
     "scales of the other head": with_scales(lambda scales: scales.roll(1, -1)),
     "scales of keys for values": with_scales(lambda scales: scales[:, :1].expand_as(scales)),
-    "wrong rotary pairing": rope(rotary=swap_pairing),
-    "positions shifted": {"rope_store": shifted},
-    "clip forgotten": rope(clip=lambda _: None),
-    "q/k norm forgotten": rope(qk_norm=lambda _: None),
-    "q/k norm on the wrong side": rope(qk_norm=norm_on_the_other_side),
+    "wrong rotary pairing": changed_arguments("rope_store", rotary=swap_pairing),
+    "positions shifted": changed_arguments("rope_store", positions=lambda p: (p + 1) % 50),
+    "clip forgotten": changed_arguments("rope_store", clip=lambda _: None),
+    "q/k norm forgotten": changed_arguments("rope_store", qk_norm=lambda _: None),
+    "q/k norm on the wrong side": changed_arguments("rope_store", qk_norm=norm_on_the_other_side),
     "padding written": {"rope_store": padding_to_last_slot},
     "latent one beyond the length": latent_plan(one_too_long),
     "latent misses the newest key": latent_plan(one_too_short),
     "latent blocks in the wrong order": latent_plan(swapped_blocks),
-    "latent pairing": latents_with(rotary=swap_pairing),
-    "latent not rotated": latents_with(rotary=lambda _: None),
+    "latent pairing": changed_arguments("latent_store", rotary=swap_pairing),
+    "latent not rotated": changed_arguments("latent_store", rotary=lambda _: None),
     "latent normed with its key": {"latent_store": norm_of_latent_and_key},
     "latent of padding written": {"latent_store": latent_padding_to_last_slot},
-    "rotated part of queries forgotten": {"latent_attend": keys_without_their_rotated_part},
+    "rotated part of queries forgotten": changed_arguments(
+        "latent_attend", q_rotated=torch.zeros_like
+    ),
     "distances the other way": relative_with(columns=lambda columns: columns.flip(0)),
     "farthest distance one nearer": relative_with(columns=lambda columns: columns[1:-1]),
     "bias of distances forgotten": relative_with(bias=lambda _: None),
     "bias of distances scaled": {"attend_relative": bias_within_the_scale},
     "keys of positions forgotten": relative_with(keys=lambda _: None),
     "queries of positions forgotten": relative_with(queries=lambda _: None),
-    "one weight for all heads": {"heads_linear": heads_of_one_weight},
+    "one weight for all heads": changed_fields(
+        "heads_linear", "w", weight=lambda w: w[:1].expand_as(w)
+    ),
     "eps outside of the root": {"norm": eps_outside_the_root},
     "gate and up swapped": {"hidden": gate_and_up_swapped},
     "route scale forgotten": wrong_args("route", scale=1.0),
@@ -537,7 +469,7 @@ BUGS = {
     "route eps forgotten": wrong_args("route", renorm_eps=0.0),
     "route min forgotten": wrong_args("route", renorm_min=0.0),
     "route weighs with the selection bias": {"route": weighs_biased_scores},
-    "route scales of experts forgotten": {"route": unscaled_experts},
+    "route scales of experts forgotten": wrong_arguments("route", expert_scales=None),
     "queries not rotated": wrong_arguments("rope_queries", rotary=None),
     "norm of queries forgotten": wrong_arguments("rope_queries", q_norm=None),
     "factors of other columns": {"multiply": lambda x, factors: x * factors.flip(0)},
@@ -564,7 +496,7 @@ BUGS = {
     "write beyond the output": {"add": add_into_neighbour},
     "sum in low precision": {"add": sloppy_sum},
     "uninitialised output": {"add": lambda x, delta, scale=1.0: torch.empty_like(x)},
-    "key of the choice not stored": {"index_select": choice_without_storing},
+    "key of the choice not stored": changed_arguments("index_select", slots=nowhere),
     "scores below zero count": {"index_select": choice_by_signed_scores},
     "weights of the choice forgotten": changed_arguments("index_select", weights=torch.ones_like),
     "one token before the last forgotten": changed_arguments(
@@ -576,9 +508,7 @@ BUGS = {
     "chosen keys without their rotated part": changed_arguments(
         "indexed_attend", q_rotated=torch.zeros_like
     ),
-    "key of a block's choice not stored": changed_arguments(
-        "block_select", slots=lambda s: torch.full_like(s, -1)
-    ),
+    "key of a block's choice not stored": changed_arguments("block_select", slots=nowhere),
     "last blocks are not ahead": wrong_arguments("block_select", local=0),
     "blocks that begin a token later": wrong_arguments("block_select", size=4),
     "choice of the next group": changed_arguments("block_attend", chosen=lambda c: c.roll(1, 1)),
@@ -586,24 +516,22 @@ BUGS = {
     "first of the chosen blocks forgotten": changed_arguments(
         "block_attend", chosen=lambda c: torch.cat((torch.full_like(c[..., :1], -1), c[..., 1:]), 2)
     ),
-    "row of a token not stored": changed_arguments(
-        "recent_store", slots=lambda s: torch.full_like(s, -1)
-    ),
+    "row of a token not stored": changed_arguments("recent_store", slots=nowhere),
     "first numbers rotated": {"recent_store": store_turned_from_the_start},
-    "gates of entries without a bias": with_compressor(bias=torch.zeros_like),
-    "biases of gates from the last": with_compressor(bias=lambda b: b.flip(0)),
+    "gates of entries without a bias": changed_fields("entry_select", "by", bias=torch.zeros_like),
+    "biases of gates from the last": changed_fields("entry_select", "by", bias=lambda b: b.flip(0)),
     "entries rotated at their number": {"recent_attend": attend_entries_at_their_number},
     "keys of entries below zero count": changed_arguments("entry_select", q=torch.neg),
     "weights of a choice of entries forgotten": changed_arguments(
         "entry_select", weights=torch.ones_like
     ),
-    "window one token too long": {"recent_attend": attend_one_more},
+    "window one token too long": changed_arguments("recent_attend", window=lambda w: w + 1),
     "sinks of recent attention forgotten": changed_arguments(
         "recent_attend", sinks=lambda s: s - 1e9
     ),
     "chosen entries forgotten": wrong_arguments("recent_attend", chosen=None),
-    "streams balanced once": with_hyper(rounds=lambda _: 1),
-    "streams not normed": with_hyper(norm_eps=lambda _: 1e3),
+    "streams balanced once": changed_fields("collapse_streams", "w", rounds=lambda _: 1),
+    "streams not normed": changed_fields("collapse_streams", "w", norm_eps=lambda _: 1e3),
     "matrix of hyper-connections transposed": {"expand_streams": expanded_by_rows},
     "softplus without a root": {"route_softplus": routed_by_softplus},
     "softplus bias forgotten": wrong_arguments("route_softplus", select_bias=None),
