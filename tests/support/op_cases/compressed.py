@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 
 from quire.ops.catalog import Ops
 from quire.ops.kv import LatentShape, LayerLatents
@@ -17,7 +15,15 @@ from quire.ops.mixers.compressed import Compressor
 from quire.ops.mixers.indexed import NO_TOKEN
 from quire.ops.rotary import RotaryTable
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
-from tests.support.op_cases.paged import DECODE, MIXED, PagedRows, PagedShape, tables
+from tests.support.op_cases.paged import (
+    DECODE,
+    MIXED,
+    PagedRows,
+    PagedShape,
+    StepPart,
+    plan_of,
+    tables,
+)
 from tests.support.op_cases.rows import norm_weight
 
 SCALE, DIM, TURNED, HEADS, INDEX, POSITIONS = 0.4, 8, 4, 3, 6, 40
@@ -86,30 +92,18 @@ class _Step:
         """One call for each new token by itself."""
         has_entries = "slots" in arguments
 
-        def plan(table: np.ndarray, size: int, starts: Any, lengths: Any, row: Any) -> Any:
-            return ops.plan_indexed(
-                query_start=np.array(starts, dtype=np.int32),
-                seq_lens=np.array(lengths, dtype=np.int32),
-                block_table=torch.from_numpy(table[row]).to(draw.device),
-                block_size=size,
-            )
-
-        def call(first: int, *step: Any) -> Arguments:
-            count = int(step[0][-1])
-            own = {n: arguments[n].narrow(axis, first, count) for n, axis in per_token.items()}
-            found = {**arguments, **own, "recent": self.recent, "plan": plan(self.near, 4, *step)}
+        def call(part: StepPart) -> Arguments:
+            first, starts, *_ = part
+            axes, count = per_token.items(), int(starts[-1])
+            found = arguments | {n: arguments[n].narrow(axis, first, count) for n, axis in axes}
+            found["recent"] = self.recent
+            found["plan"] = plan_of(ops.plan_indexed, draw, self.near, 4, part)
             if has_entries:
-                found["latents"] = self.entries
-                found["entry_plan"] = plan(self.far, 2 * self.kind.rate, *step)
+                found["latents"], size = self.entries, 2 * self.kind.rate
+                found["entry_plan"] = plan_of(ops.plan_indexed, draw, self.far, size, part)
             return found
 
-        singles = []
-        for row, (count, length) in enumerate(self.rows.lengths):
-            at, here = int(self.rows.query_start[row]), slice(row, row + 1)
-            for i in range(count):
-                singles.append(call(at + i, [0, 1], [length - count + i + 1], here))
-        whole = call(0, self.rows.query_start, self.rows.seq_lens, slice(None))
-        return Prepared(whole, tuple(singles))
+        return Prepared(call(self.rows.whole_step()), tuple(map(call, self.rows.each_token())))
 
 
 def _fill(draw: Draw, latents: LayerLatents, table: np.ndarray, count: int) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,16 @@ from quire.ops.catalog import Ops
 from quire.ops.kv import KVShape, LatentShape, LayerLatents, StateShape
 from quire.ops.mixers.indexed import NO_TOKEN
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared
-from tests.support.op_cases.paged import DECODE, MIXED, RAGGED, PagedRows, PagedShape, tables
+from tests.support.op_cases.paged import (
+    DECODE,
+    MIXED,
+    RAGGED,
+    PagedRows,
+    PagedShape,
+    StepPart,
+    plan_of,
+    tables,
+)
 
 SCALE = 0.4
 
@@ -85,24 +93,13 @@ class _Step:
     ) -> Prepared:
         """One call for each new token by itself."""
 
-        def call(first: int, starts: Any, lengths: Any, row: Any) -> Arguments:
-            plan = ops.plan_indexed(
-                query_start=np.array(starts, dtype=np.int32),
-                seq_lens=np.array(lengths, dtype=np.int32),
-                block_table=torch.from_numpy(self.table[row]).to(draw.device),
-                block_size=self.latents.block_size,
-            )
-            part = slice(first, first + int(starts[-1]))
-            own = {name: arguments[name][part] for name in per_token}
+        def call(part: StepPart) -> Arguments:
+            first, starts, *_ = part
+            plan = plan_of(ops.plan_indexed, draw, self.table, self.latents.block_size, part)
+            own = {name: arguments[name][first : first + int(starts[-1])] for name in per_token}
             return {**arguments, **own, "latents": self.latents, "plan": plan}
 
-        singles = []
-        for row, (count, length) in enumerate(self.rows.lengths):
-            at, here = int(self.rows.query_start[row]), slice(row, row + 1)
-            for i in range(count):
-                singles.append(call(at + i, [0, 1], [length - count + i + 1], here))
-        whole = call(0, self.rows.query_start, self.rows.seq_lens, slice(None))
-        return Prepared(whole, tuple(singles))
+        return Prepared(call(self.rows.whole_step()), tuple(map(call, self.rows.each_token())))
 
 
 def _select(

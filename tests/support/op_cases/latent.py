@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 
 from quire.ops.catalog import Ops
 from quire.ops.kv import KVShape, LatentShape, LayerLatents, StateShape
@@ -21,6 +19,8 @@ from tests.support.op_cases.paged import (
     SPARE_BLOCKS,
     PagedRows,
     PagedShape,
+    StepPart,
+    plan_of,
     tables,
 )
 from tests.support.op_cases.rows import norm_weight
@@ -127,27 +127,16 @@ def _attend(
         make = draw.strided if is_strided else draw.normal
         q, turned = (make(new, s.heads, width) for width in (s.rank, s.rotated))
 
-        def arguments(first: int, starts: Any, lengths: Any, row: Any) -> Arguments:
-            plan = ops.plan_latent(
-                query_start=np.array(starts, dtype=np.int32),
-                seq_lens=np.array(lengths, dtype=np.int32),
-                block_table=torch.from_numpy(table[row]).to(draw.device),
-                block_size=s.block_size,
-            )
-            part = slice(first, first + int(starts[-1]))
+        def arguments(part: StepPart) -> Arguments:
+            first, starts, *_ = part
+            own = slice(first, first + int(starts[-1]))
+            plan = plan_of(ops.plan_latent, draw, table, s.block_size, part)
             memory = {"latents": latents, "plan": plan, "scale": SCALE}
-            return {"q": q[part], "q_rotated": turned[part], **memory}
+            return {"q": q[own], "q_rotated": turned[own], **memory}
 
-        singles = []
-        for row, (count, length) in enumerate(() if is_bench else lengths):
-            at, here = int(rows.query_start[row]), slice(row, row + 1)
-            if not by_token:
-                singles.append(arguments(at, [0, count], [length], here))
-                continue
-            for i in range(count):
-                singles.append(arguments(at + i, [0, 1], [length - count + i + 1], here))
-        whole = arguments(0, rows.query_start, rows.seq_lens, slice(None))
-        return Prepared(whole, tuple(singles))
+        parts = rows.each_token() if by_token else rows.each_row()
+        singles = () if is_bench else tuple(map(arguments, parts))
+        return Prepared(arguments(rows.whole_step()), singles)
 
     return Case("latent_attend", name, prepare, is_bench=is_bench)
 

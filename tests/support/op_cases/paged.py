@@ -6,7 +6,7 @@ behind its window. Table entries beyond the length hold numbers that are not blo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,10 @@ from tests.support.op_cases.rows import norm_weight
 
 NO_BLOCK = 2**30
 SPARE_BLOCKS = 3
+
+
+StepPart = tuple[int, Any, Any, slice]
+"""Some rows of a step, or a token: place of the first token, query_start, seq_lens, rows."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,34 @@ class PagedRows:
         """The first position that a new token of the row sees."""
         new, length = self.lengths[row]
         return 0 if self.window is None else max(0, length - new + 1 - self.window)
+
+    def whole_step(self) -> StepPart:
+        return 0, self.query_start, self.seq_lens, slice(None)
+
+    def each_row(self) -> Iterator[StepPart]:
+        for row, (count, length) in enumerate(self.lengths):
+            yield int(self.query_start[row]), [0, count], [length], slice(row, row + 1)
+
+    def each_token(self) -> Iterator[StepPart]:
+        """A step of each new token alone."""
+        for row, (count, length) in enumerate(self.lengths):
+            for i in range(count):
+                at = int(self.query_start[row]) + i
+                yield at, [0, 1], [length - count + i + 1], slice(row, row + 1)
+
+
+def plan_of(
+    make: Callable[..., Any], draw: Draw, table: np.ndarray, size: int, part: StepPart, **facts: Any
+) -> Any:
+    """The plan that an op makes of a part of a step, whose rows have these tables."""
+    _, starts, lengths, rows = part
+    return make(
+        query_start=np.array(starts, dtype=np.int32),
+        seq_lens=np.array(lengths, dtype=np.int32),
+        block_table=torch.from_numpy(table[rows]).to(draw.device),
+        block_size=size,
+        **facts,
+    )
 
 
 def tables(rows: PagedRows, rng: np.random.Generator) -> tuple[np.ndarray, int]:
@@ -149,20 +181,14 @@ def _attend(
             alibi=draw.wide(2.0 ** -np.arange(1, shape.heads + 1)) if alibi else None,
         )
 
-        def arguments(start: int, stop: int) -> Arguments:
-            begin = rows.query_start[start]
-            plan = ops.plan_attention(
-                query_start=rows.query_start[start : stop + 1] - begin,
-                seq_lens=rows.seq_lens[start:stop],
-                block_table=torch.from_numpy(table[start:stop]).to(draw.device),
-                block_size=shape.block_size,
-                window=window,
-            )
-            return {"q": q[begin : rows.query_start[stop]], "kv": kv, "plan": plan, "args": args}
+        def arguments(part: StepPart) -> Arguments:
+            first, starts, *_ = part
+            plan = plan_of(ops.plan_attention, draw, table, shape.block_size, part, window=window)
+            own = q[first : first + int(starts[-1])]
+            return {"q": own, "kv": kv, "plan": plan, "args": args}
 
-        count = len(lengths)
-        singles = () if is_bench else tuple(arguments(i, i + 1) for i in range(count))
-        return Prepared(arguments(0, count), singles)
+        singles = () if is_bench else tuple(map(arguments, rows.each_row()))
+        return Prepared(arguments(rows.whole_step()), singles)
 
     return Case("attend", name, prepare, is_bench=is_bench)
 

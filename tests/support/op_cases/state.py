@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,24 +147,8 @@ def _mamba2(
 def _delta(
     rows: Rows, heads: int, key_heads: int, dim: int, size: int, *, is_bench: bool = False
 ) -> Case:
-    def prepare(_: Ops, draw: Draw) -> Prepared:
-        step = Step.of(rows, draw.rng)
-        count = len(step.reads)
-        arguments: Arguments = {
-            "q": draw.strided(count, key_heads * size),
-            "k": draw.strided(count, key_heads * size),
-            "v": draw.strided(count, heads * dim),
-            "a": draw.strided(count, heads),
-            "b": draw.strided(count, heads),
-            "states": step.states(draw, heads, size, dim),
-            "reads": draw.integers(step.reads),
-            "writes": draw.integers(step.writes),
-            "decay": draw.wide(-np.exp(draw.rng.standard_normal(heads))),
-            "dt_bias": draw.wide(draw.rng.standard_normal(heads)),
-        }
-        return step.prepared(arguments, ("q", "k", "v", "a", "b"))
-
     name = _named("gated_delta", rows, f"{heads}of{key_heads}", f"{dim}x{size}")
+    prepare = _delta_rule(rows, heads, key_heads, dim, size, heads)
     return Case("gated_delta", name, prepare, is_bench)
 
 
@@ -177,10 +162,19 @@ def _channel_delta(
     by_head: bool = False,
     **facts: float,
 ) -> Case:
+    words = (*facts, "by_head" if by_head else "by_channel")
+    name = _named("channel_delta", rows, f"{heads}of{key_heads}", f"{dim}x{size}", *words)
+    steps = heads if by_head else heads * size
+    prepare = _delta_rule(rows, heads, key_heads, dim, size, steps, **facts)
+    return Case("channel_delta", name, prepare)
+
+
+def _delta_rule(
+    rows: Rows, heads: int, key_heads: int, dim: int, size: int, steps: int, **facts: float
+) -> Callable[[Ops, Draw], Prepared]:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         step = Step.of(rows, draw.rng)
         count = len(step.reads)
-        steps = heads if by_head else heads * size
         arguments: Arguments = {
             "q": draw.strided(count, key_heads * size),
             "k": draw.strided(count, key_heads * size),
@@ -196,9 +190,7 @@ def _channel_delta(
         }
         return step.prepared(arguments, ("q", "k", "v", "a", "b"))
 
-    words = (*facts, "by_head" if by_head else "by_channel")
-    name = _named("channel_delta", rows, f"{heads}of{key_heads}", f"{dim}x{size}", *words)
-    return Case("channel_delta", name, prepare)
+    return prepare
 
 
 def _gated_linear(rows: Rows, width: int, blocks: int) -> Case:

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
-import numpy as np
 import torch
 
 from quire.ops import AttentionArgs
 from quire.ops.catalog import Ops
-from tests.support.op_cases.case import Case, Draw, Prepared
-from tests.support.op_cases.paged import PagedRows, PagedShape, _fill, tables
+from tests.support.op_cases.case import Arguments, Case, Draw, Prepared
+from tests.support.op_cases.paged import PagedRows, PagedShape, StepPart, _fill, plan_of, tables
 
 LENGTHS = ((5, 140), (1, 9), (70, 75))
 """New tokens, and tokens with them, of each request."""
@@ -38,23 +36,13 @@ def token_by_token(
         q = draw.normal(new, shape.heads, shape.head_dim)
         args = AttentionArgs(scale=0.6, window=window)
 
-        def arguments(q: Any, starts: Any, lengths: Any, table: Any) -> dict[str, Any]:
-            plan = ops.plan_attention(
-                query_start=np.array(starts, dtype=np.int32),
-                seq_lens=np.array(lengths, dtype=np.int32),
-                block_table=torch.from_numpy(table).to(draw.device),
-                block_size=shape.block_size,
-                window=window,
-            )
-            return {"q": q, "kv": kv, "plan": plan, "args": args}
+        def arguments(part: StepPart) -> Arguments:
+            first, starts, *_ = part
+            plan = plan_of(ops.plan_attention, draw, table, shape.block_size, part, window=window)
+            own = q[first : first + int(starts[-1])]
+            return {"q": own, "kv": kv, "plan": plan, "args": args}
 
-        singles: list[dict[str, Any]] = []
-        for row, (count, length) in enumerate(lengths):
-            for seen in range(length - count + 1, length + 1):
-                at = len(singles)
-                one = arguments(q[at : at + 1], [0, 1], [seen], table[row : row + 1])
-                singles.append(one)
-        return Prepared(arguments(q, rows.query_start, rows.seq_lens, table), tuple(singles))
+        return Prepared(arguments(rows.whole_step()), tuple(map(arguments, rows.each_token())))
 
     traits = "" if stored is None else f"-{str(stored).removeprefix('torch.')}"
     if odd_values:
