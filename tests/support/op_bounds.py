@@ -10,45 +10,27 @@ moves or copies must give the oracle's result exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import (
-    AttentionArgs,
-    LayerLatents,
-    MoeArgs,
-    NormWeight,
-    QKNorm,
-    RelativeScores,
-    RotaryTable,
-    RouteArgs,
-)
+from quire.ops import AttentionArgs, LayerLatents, MoeArgs, NormWeight, RotaryTable, RouteArgs
 from quire.ops.mixers.pooling import SPAN
 from quire.ops.segments import Addend
 from tests.support import op_oracle_rows
 from tests.support.lora.op_oracle_lora import OracleAddend, OracleBank
 from tests.support.op_oracle_paged import (
     IN_BYTES,
-    OracleHeads,
+    NO_DISTANCES,
     OracleKV,
-    OraclePlan,
-    OraclePrompts,
+    chosen_slots,
     export_kv,
     relative_columns,
 )
-from tests.support.op_oracle_rows import (
-    Array,
-    OracleExperts,
-    OracleLinear,
-    choose,
-    expert_slot,
-    near,
-    to_array,
-)
+from tests.support.op_oracle_rows import Array, OracleLinear, choose, expert_slot, near, to_array
 from tests.support.running_error import (
     FUNCTION,
     Approx,
@@ -77,7 +59,7 @@ def _normed(stored: Stored, x: Approx, n: NormWeight) -> Approx:
     return stored(y if n.bias is None else stored(y) + exact(n.bias))
 
 
-def norm(stored: Stored, x: Tensor, n: NormWeight) -> dict[str, Approx]:
+def norm(stored, x, n) -> dict[str, Approx]:
     return {"0": _normed(stored, exact(x), n)}
 
 
@@ -85,38 +67,36 @@ def _sum(stored: Stored, x: Tensor, delta: Tensor, scale: float = 1.0) -> Approx
     return stored(exact(x) + (exact(delta) if scale == 1.0 else stored(exact(delta) * scale)))
 
 
-def add(stored: Stored, **arguments: Any) -> dict[str, Approx]:
+def add(stored, **arguments) -> dict[str, Approx]:
     return {"0": _sum(stored, **arguments)}
 
 
-def add_norm(stored: Stored, n: NormWeight, **arguments: Any) -> dict[str, Approx]:
+def add_norm(stored, n, **arguments) -> dict[str, Approx]:
     total = _sum(stored, **arguments)
     return {"0": total, "1": _normed(stored, total, n)}
 
 
-def multiply(stored: Stored, x: Tensor, factors: Tensor) -> dict[str, Approx]:
+def multiply(stored, x, factors) -> dict[str, Approx]:
     return {"0": stored(exact(x) * exact(factors))}
 
 
-def scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
+def scale_gate(stored, y, gate) -> dict[str, Approx]:
     return {"0": stored(exact(y) * stored(sigmoid(exact(gate))))}
 
 
-def scale_heads(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
+def scale_heads(stored, y, gate) -> dict[str, Approx]:
     opened = stored(sigmoid(exact(gate)))
     width = y.shape[1] // gate.shape[1]
     each = Approx(np.repeat(opened.value, width, 1), np.repeat(opened.error, width, 1))
     return {"0": stored(exact(y) * each)}
 
 
-def scale_queries(
-    stored: Stored, q: Tensor, positions: Tensor, factors: Tensor
-) -> dict[str, Approx]:
+def scale_queries(stored, q, positions, factors) -> dict[str, Approx]:
     found = exact(to_array(factors)[positions[0].numpy()][:, None, None])
     return {"0": stored(exact(q) * found)}
 
 
-def xielu(stored: Stored, x: Tensor, numbers: Tensor) -> dict[str, Approx]:
+def xielu(stored, x, numbers) -> dict[str, Approx]:
     y, (p, n, beta, eps) = exact(x), exact(numbers)
     powers = exp(Approx(np.minimum(y.value, eps.value), y.error))
     below = (powers + -1.0 - y) * (beta + log(exp(n) + 1.0))
@@ -131,14 +111,7 @@ def xielu(stored: Stored, x: Tensor, numbers: Tensor) -> dict[str, Approx]:
 # embeddings
 
 
-def embed(
-    stored: Stored,
-    ids: Tensor,
-    table: Tensor,
-    scale: float = 1.0,
-    positions: Tensor | None = None,
-    position_table: Tensor | None = None,
-) -> dict[str, Approx]:
+def embed(stored, ids, table, scale=1.0, positions=None, position_table=None) -> dict[str, Approx]:
     x = exact(to_array(table)[ids.numpy()])
     x = x if scale == 1.0 else stored(x * scale)
     if positions is not None:
@@ -146,15 +119,11 @@ def embed(
     return {"0": x}
 
 
-def embed_packed(
-    stored: Stored, ids: Tensor, w: OracleLinear, scale: float = 1.0
-) -> dict[str, Approx]:
+def embed_packed(stored, ids, w, scale=1.0) -> dict[str, Approx]:
     return embed(stored, ids, w.weight, scale)  # type: ignore[arg-type]
 
 
-def lora_embed(
-    stored: Stored, x: Tensor, ids: Tensor, bank: OracleBank, slots: Tensor, scale: float = 1.0
-) -> dict[str, Approx]:
+def lora_embed(stored, x, ids, bank, slots, scale=1.0) -> dict[str, Approx]:
     chosen = np.zeros((len(x), bank.shape.in_features))
     chosen[np.arange(len(x)), ids.numpy()] = scale
     return {"0": stored(exact(x) + OracleAddend(chosen, bank, slots.tolist()).approx())}
@@ -197,13 +166,11 @@ def _gated_with_limit(stored: Stored, h: Approx, limit: float) -> Approx:
     return stored(stored(up + 1.0) * opened)
 
 
-def linear(
-    stored: Stored, x: Tensor, w: OracleLinear, addend: Addend | None = None
-) -> dict[str, Approx]:
+def linear(stored, x, w, addend=None) -> dict[str, Approx]:
     return {"0": _product(stored, exact(x), w, addend)}
 
 
-def modulate(stored: Stored, x: Tensor, by: Tensor, act: str) -> dict[str, Approx]:
+def modulate(stored, x, by, act) -> dict[str, Approx]:
     return {"0": stored(stored(_activation(exact(x), act)) * exact(by))}
 
 
@@ -214,15 +181,15 @@ def _bounded(stored: Stored, h: Approx, act: str, bound: float) -> Approx:
     return stored(gate * Approx(np.clip(h.value[:, half:], -bound, bound), h.error[:, half:]))
 
 
-def clamped_gated(stored: Stored, gate_up: Tensor, limit: float) -> dict[str, Approx]:
+def clamped_gated(stored, gate_up, limit) -> dict[str, Approx]:
     return {"0": stored(_gated_with_limit(stored, exact(gate_up), limit))}
 
 
-def bounded_gated(stored: Stored, gate_up: Tensor, act: str, bound: float) -> dict[str, Approx]:
+def bounded_gated(stored, gate_up, act, bound) -> dict[str, Approx]:
     return {"0": stored(_bounded(stored, exact(gate_up), act, bound))}
 
 
-def sparse_gated(stored: Stored, gate_up: Tensor, act: str, deviations: float) -> dict[str, Approx]:
+def sparse_gated(stored, gate_up, act, deviations) -> dict[str, Approx]:
     h, half = exact(gate_up), gate_up.shape[1] // 2
     gate = h[:, :half]
     mean, deviation = streams_bounds.moments(gate)
@@ -231,45 +198,22 @@ def sparse_gated(stored: Stored, gate_up: Tensor, act: str, deviations: float) -
     return {"0": stored(stored(_activation(sparse, act)) * h[:, half:])}
 
 
-def hidden(
-    stored: Stored,
-    x: Tensor,
-    up: OracleLinear,
-    act: str,
-    gated: bool,
-    addend: Addend | None = None,
-) -> dict[str, Approx]:
+def hidden(stored, x, up, act, gated, addend=None) -> dict[str, Approx]:
     h = _product(stored, exact(x), up, addend)
     return {"0": _gated(stored, h, act) if gated else stored(_activation(h, act))}
 
 
-def logits(
-    stored: Stored,
-    x: Tensor,
-    head: OracleLinear,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    addend: Addend | None = None,
-) -> dict[str, Approx]:
+def logits(stored, x, head, scale=1.0, softcap=None, addend=None) -> dict[str, Approx]:
     y = _product(stored, exact(x), head, addend) * scale
     return {"0": y if softcap is None else tanh(y / softcap) * softcap}
 
 
-def linear_partial(
-    stored: Stored, x: Tensor, w: OracleLinear, peaks: Tensor | None = None
-) -> dict[str, Approx]:
+def linear_partial(stored, x, w, peaks=None) -> dict[str, Approx]:
     rows, weight = exact(to_array(x)), exact(w.weight)
     return {"0": contract("ti,oi->to", rows, weight, w.in_features)}
 
 
-def linear_total(
-    stored: Stored,
-    parts: Tensor,
-    w: OracleLinear,
-    peaks: Tensor | None,
-    dtype: torch.dtype,
-    addend: Addend | None = None,
-) -> dict[str, Approx]:
+def linear_total(stored, parts, w, peaks, dtype, addend=None) -> dict[str, Approx]:
     sums = [exact(part) for part in parts.unbind(1)]
     while len(sums) > 1:
         sums = [a + b for a, b in zip(sums[0::2], sums[1::2], strict=True)]
@@ -287,13 +231,7 @@ def _with(y: Approx, addend: Addend | OracleAddend | None) -> Approx:
     return y + exact(values)
 
 
-def route(
-    stored: Stored,
-    logits: Tensor,
-    args: RouteArgs,
-    select_bias: Tensor | None = None,
-    expert_scales: Tensor | None = None,
-) -> dict[str, Approx]:
+def route(stored, logits, args, select_bias=None, expert_scales=None) -> dict[str, Approx]:
     bias = None if select_bias is None else to_array(select_bias)
     rows = exact(logits)
     found = [_weights(rows[t], args, bias).reshape(1, -1) for t in range(len(logits))]
@@ -304,13 +242,7 @@ def route(
 
 
 def route_softplus(
-    stored: Stored,
-    logits: Tensor,
-    top_k: int,
-    scale: float,
-    select_bias: Tensor | None = None,
-    ids: Tensor | None = None,
-    table: Tensor | None = None,
+    stored, logits, top_k, scale, select_bias=None, ids=None, table=None
 ) -> dict[str, Approx]:
     chosen, _ = op_oracle_rows.route_softplus(logits, top_k, scale, select_bias, ids, table)
     rows, found = exact(logits), []
@@ -337,15 +269,7 @@ def _weights(logits: Approx, args: RouteArgs, select_bias: Array | None) -> Appr
     return scores / Approx(np.maximum(total.value, args.renorm_min), total.error) * args.scale
 
 
-def moe(
-    stored: Stored,
-    x: Tensor,
-    chosen: Tensor,
-    weights: Tensor,
-    experts: OracleExperts,
-    args: MoeArgs,
-    adapters: Any = None,
-) -> dict[str, Approx]:
+def moe(stored, x, chosen, weights, experts, args, adapters=None) -> dict[str, Approx]:
     rows, shares = exact(x), exact(weights)
 
     def part(token: int, choice: int) -> Approx:
@@ -414,7 +338,7 @@ def _held(stored: Stored, x: Approx, dtype: torch.dtype) -> Array:
     return (high - low) * scale.value / stored.unit + size * scale.error
 
 
-def import_kv(stored: Stored, kv: OracleKV, block_ids: Any, data: Tensor) -> dict[str, Approx]:
+def import_kv(stored, kv, block_ids, data) -> dict[str, Approx]:
     error = _no_error(kv)
     error[list(block_ids)] = _held(stored, exact(data), kv.dtype)
     return _in_memory(kv, error)
@@ -439,18 +363,7 @@ def _turned(stored: Stored, x: Approx, table: RotaryTable, positions: Tensor) ->
 
 
 def rope_store(
-    stored: Stored,
-    qkv: Tensor,
-    kv: OracleKV,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    rotary: RotaryTable | None,
-    qk_norm: QKNorm | None,
-    clip: float | None,
+    stored, qkv, kv, slots, positions, *, heads, kv_heads, head_dim, rotary, qk_norm, clip
 ) -> dict[str, Approx]:
     x = exact(qkv).reshape(len(qkv), heads + 2 * kv_heads, head_dim)
     if clip is not None:
@@ -476,16 +389,7 @@ def rope_store(
     return {"0": q} | _in_memory(kv, error)
 
 
-def rope_queries(
-    stored: Stored,
-    q: Tensor,
-    positions: Tensor,
-    *,
-    heads: int,
-    head_dim: int,
-    rotary: RotaryTable | None,
-    q_norm: NormWeight | None,
-) -> dict[str, Approx]:
+def rope_queries(stored, q, positions, *, heads, head_dim, rotary, q_norm) -> dict[str, Approx]:
     x = exact(q).reshape(len(q), heads, head_dim)
     if q_norm is not None:
         x = _normed(stored, x, q_norm)
@@ -498,45 +402,17 @@ def _normed_heads(stored: Stored, x: Approx, n: NormWeight, over: str) -> Approx
     return _normed(stored, x.reshape(len(x.value), -1), n).reshape(*x.value.shape)
 
 
-def attend(
-    stored: Stored, q: Tensor, kv: OracleKV, plan: OraclePlan, args: AttentionArgs
-) -> dict[str, Approx]:
+def attend(stored, q, kv, plan, args) -> dict[str, Approx]:
     rows = exact(q)
     found = [_attend_one(stored, rows[t], kv, *seen, args) for t, seen in enumerate(plan.seen)]
     return {"0": stored(join(found, q.shape[1] * q.shape[2]))}
 
 
-def attend_prompts(
-    stored: Stored,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: OraclePrompts,
-    *,
-    scale: float,
-    window: int | None,
-) -> dict[str, Approx]:
-    queries, heads = exact(q), q.shape[1]
-    keys, values = (np.repeat(to_array(x), heads // k.shape[1], 1) for x in (k, v))
-    found = []
-    for token in range(len(q)):
-        seen = plan.seen(token, window)
-        near = exact(keys[seen]), exact(values[seen]), seen - token
-        found.append(_attend_to(stored, queries[token], *near, AttentionArgs(scale)))
-    return {"0": stored(join(found, heads * q.shape[2]))}
+def attend_prompts(stored, q, k, v, plan, *, scale, window) -> dict[str, Approx]:
+    return attend_relative(stored, q, k, v, plan, NO_DISTANCES, scale=scale, window=window)
 
 
-def attend_relative(
-    stored: Stored,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: OraclePrompts,
-    relative: RelativeScores,
-    *,
-    scale: float,
-    window: int | None,
-) -> dict[str, Approx]:
+def attend_relative(stored, q, k, v, plan, relative, *, scale, window) -> dict[str, Approx]:
     r, queries, heads, dim = relative, exact(q), q.shape[1], q.shape[2]
     keys, values = (np.repeat(to_array(x), heads // k.shape[1], 1) for x in (k, v))
     found = []
@@ -596,21 +472,11 @@ def _weighed(stored: Stored, scores: Approx, values: Approx, sinks: Array | None
 # latent attention
 
 
-def heads_linear(stored: Stored, x: Tensor, w: OracleHeads) -> dict[str, Approx]:
+def heads_linear(stored, x, w) -> dict[str, Approx]:
     return {"0": stored(contract("thi,hoi->tho", exact(x), exact(w.weight), w.in_features))}
 
 
-def latent_store(
-    stored: Stored,
-    q: Tensor,
-    x: Tensor,
-    latents: LayerLatents,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    norm: NormWeight,
-    rotary: RotaryTable | None,
-) -> dict[str, Approx]:
+def latent_store(stored, q, x, latents, slots, positions, *, norm, rotary) -> dict[str, Approx]:
     rows, queries = exact(x), exact(q)
     latent, key = rows[:, : latents.rank], rows[:, None, latents.rank :]
     if rotary is not None:
@@ -624,59 +490,36 @@ def latent_store(
     return {"0": queries, "latents": Approx(to_array(latents.data), error)}
 
 
-def latent_attend(
+def latent_attend(stored, q, q_rotated, latents, plan, scale) -> dict[str, Approx]:
+    return _latent_means(stored, q, q_rotated, latents, [slots for _, slots in plan.seen], scale)
+
+
+def indexed_attend(stored, q, q_rotated, chosen, latents, plan, scale) -> dict[str, Approx]:
+    return _latent_means(stored, q, q_rotated, latents, chosen_slots(chosen, plan), scale)
+
+
+def _latent_means(
     stored: Stored,
     q: Tensor,
     q_rotated: Tensor,
     latents: LayerLatents,
-    plan: OraclePlan,
+    seen: Sequence[Array],
     scale: float,
 ) -> dict[str, Approx]:
     queries = exact(torch.cat((q.double(), q_rotated.double()), 2))
     memory = to_array(latents.data).reshape(-1, 1, latents.width)
-    found = []
-    for token, (distance, slots) in enumerate(plan.seen):
+    args, found = AttentionArgs(scale), []
+    for token, slots in enumerate(seen):
         keys = exact(np.repeat(memory[slots], q.shape[1], 1))
         values = keys[..., : latents.rank]
-        one = _attend_to(stored, queries[token], keys, values, distance, AttentionArgs(scale))
-        found.append(one)
-    whole = stored(join(found, q.shape[1] * q.shape[2]))
-    return {"0": whole.reshape(*q.shape)}
-
-
-def indexed_attend(
-    stored: Stored,
-    q: Tensor,
-    q_rotated: Tensor,
-    chosen: Tensor,
-    latents: LayerLatents,
-    plan: OraclePlan,
-    scale: float,
-) -> dict[str, Approx]:
-    queries = exact(torch.cat((q.double(), q_rotated.double()), 2))
-    memory = to_array(latents.data).reshape(-1, 1, latents.width)
-    found = []
-    for token, (distance, slots) in enumerate(plan.seen):
-        some = [i for i in chosen[token].tolist() if i >= 0]
-        keys = exact(np.repeat(memory[[slots[i] for i in some]], q.shape[1], 1))
-        values, far = keys[..., : latents.rank], np.asarray(distance)[some]
-        found.append(_attend_to(stored, queries[token], keys, values, far, AttentionArgs(scale)))
+        # without ALiBi, distances change nothing
+        found.append(_attend_to(stored, queries[token], keys, values, np.zeros(len(slots)), args))
     whole = stored(join(found, q.shape[1] * q.shape[2]))
     return {"0": whole.reshape(*q.shape)}
 
 
 def block_attend(
-    stored: Stored,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    chosen: Tensor,
-    latents: LayerLatents,
-    slots: Tensor,
-    plan: OraclePlan,
-    *,
-    scale: float,
-    size: int,
+    stored, q, k, v, chosen, latents, slots, plan, *, scale, size
 ) -> dict[str, Approx]:
     heads, groups = q.shape[1], chosen.shape[1]
     memory = to_array(latents.data).reshape(-1, 2, *k.shape[1:])
@@ -697,9 +540,7 @@ def block_attend(
 # logits
 
 
-def sum_chunks(
-    stored: Stored, x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor
-) -> dict[str, Approx]:
+def sum_chunks(stored, x, chunks, spans, rest) -> dict[str, Approx]:
     """The sums are in fp32 whatever the type of x."""
     found: list[list[Approx]] = [[], []]
     for prompt, (start, first, count) in enumerate(chunks.tolist()):
@@ -720,9 +561,7 @@ def sum_chunks(
     }
 
 
-def bias_logits(
-    stored: Stored, logits: Tensor, places: Tensor, entries: Tensor, values: Tensor
-) -> dict[str, Approx]:
+def bias_logits(stored, logits, places, entries, values) -> dict[str, Approx]:
     added = np.zeros(tuple(logits.shape))
     for (place, token), value in zip(entries.tolist(), values.tolist(), strict=True):
         if token in range(logits.shape[1]):
@@ -731,9 +570,7 @@ def bias_logits(
     return {"0": Approx(np.where(np.isneginf(added), added, raised.value), raised.error)}
 
 
-def penalize(
-    stored: Stored, logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor
-) -> dict[str, Approx]:
+def penalize(stored, logits, history, places, penalties) -> dict[str, Approx]:
     x = exact(logits.clone())
     for place, (repetition, frequency, presence) in zip(
         places.tolist(), penalties.tolist(), strict=True
@@ -752,7 +589,7 @@ def _counts(ids: Array, width: int) -> Array:
     return np.bincount(ids[(ids >= 0) & (ids < width)], minlength=width)
 
 
-def rank(stored: Stored, logits: Tensor, token_ids: Tensor, num_top: int) -> dict[str, Approx]:
+def rank(stored, logits, token_ids, num_top) -> dict[str, Approx]:
     x = exact(logits)
     powers = exp(x - exact(x.value.max(-1, keepdims=True)))
     return {"4": log(powers.sum())[:, 0]}

@@ -1,6 +1,8 @@
 """What each op is held to, in one record: its definition with its axes, the inputs of its cases, an
-oracle, how far others may be from that, and what a call costs. The parts are functions named as the
-op.
+oracle, how far others may be from that, and what a call costs.
+
+The parts are functions named as the op. Their parameters are those of the definition, which states
+shapes and types; what a provider packs or allocates is the oracle's own, like `OracleKV`.
 
 The oracles are all ops once more, as loops in numpy float64: what the plain-torch definitions are
 checked against. Nothing there shares a line or an idea of layout with `quire.ops`: a token, a head,

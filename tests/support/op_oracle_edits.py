@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
 from quire.ops.sampling.edits import WILD
 
 
-def bias_logits(logits: Tensor, places: Tensor, entries: Tensor, values: Tensor) -> None:
+def bias_logits(logits, places, entries, values) -> None:
     """One entry after the other."""
     for (place, token), value in zip(entries.tolist(), values.tolist(), strict=True):
         if token in range(logits.shape[1]):
@@ -17,7 +15,7 @@ def bias_logits(logits: Tensor, places: Tensor, entries: Tensor, values: Tensor)
             row[token] = value if value == -math.inf else float(row[token]) + value
 
 
-def penalize(logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor) -> None:
+def penalize(logits, history, places, penalties) -> None:
     """Ask for each token whether it occurs, and how often."""
     for place, (repetition, frequency, presence) in zip(
         places.tolist(), penalties.tolist(), strict=True
@@ -34,8 +32,7 @@ def penalize(logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor)
             logits[index, token] = value
 
 
-def forbid_words(logits: Tensor, history: Tensor, places: Tensor, words: Tensor) -> None:
-    """Compare lists."""
+def forbid_words(logits, history, places, words) -> None:
     for place, *before, last in words.tolist():
         index, row, border, position = places[place].tolist()
         wanted = [token for token in before if token != WILD]

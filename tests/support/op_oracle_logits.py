@@ -14,7 +14,7 @@ from tests.support.op_oracle_rows import to_array, to_tensor
 _WORD = 2**32 - 1
 
 
-def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+def greedy(logits) -> tuple[Tensor, Tensor]:
     """The first largest of each row."""
     rows = to_array(logits)
     ids = [int(row.argmax()) if math.isfinite(row.max()) else 0 for row in rows]
@@ -46,7 +46,7 @@ def _waiting_time(word: int, a: int, b: int) -> float:
     return -math.log1p(-min(float(v), 1 - 2.0**-24))
 
 
-def draw(logits: Tensor, settings: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
+def draw(logits, settings, keys, hashes) -> tuple[Tensor, Tensor]:
     """Race of those that stay, one after the other."""
     words = [int(word) & _WORD for word in hashes]
     ids, peaks = [], []
@@ -62,7 +62,7 @@ def draw(logits: Tensor, settings: Tensor, keys: Tensor, hashes: Tensor) -> tupl
     return torch.tensor(ids, dtype=torch.int64), _reals(peaks)
 
 
-def truncate(logits: Tensor, settings: Tensor) -> Tensor:
+def truncate(logits, settings) -> Tensor:
     """All but those that stay at -inf."""
     out = np.full(tuple(logits.shape), -math.inf)
     for i, (temperature, *filters) in enumerate(settings.tolist()):
@@ -72,7 +72,7 @@ def truncate(logits: Tensor, settings: Tensor) -> Tensor:
     return to_tensor(out)
 
 
-def rank(logits: Tensor, token_ids: Tensor, num_top: int) -> TopLogits:
+def rank(logits, token_ids, num_top) -> TopLogits:
     """From the sorted row."""
     rows = list(to_array(logits))
     tops = np.array([_ranked(row)[:num_top] for row in rows], np.int32).reshape(len(rows), num_top)

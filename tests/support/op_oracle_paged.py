@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import AttentionArgs, NormWeight, QKNorm, RelativeScores, RotaryTable
+from quire.ops import AttentionArgs, NormWeight, RelativeScores, RotaryTable
 from quire.ops.kv import BlockShape, KVShape, LayerLatents, LayerState, StateShape
 from tests.support.op_oracle_rows import Array, norm_array, stack, to_array, to_tensor
 
@@ -70,22 +70,14 @@ IN_BYTES: dict[torch.dtype, tuple[float, Callable[[Array], Array]]] = {
 """Types with scales: their largest number, and how numbers are rounded."""
 
 
-def allocate_kv(
-    num_blocks: int,
-    block_size: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    *,
-    device: torch.device,
-) -> OracleKV:
+def allocate_kv(num_blocks, block_size, kv_heads, head_dim, dtype, *, device) -> OracleKV:
     """Empty memory: NaN everywhere."""
     assert device.type == "cpu"
     return OracleKV(num_blocks, block_size, kv_heads, head_dim, dtype)
 
 
 def allocate_shared_kv(
-    num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, *, device: torch.device
+    num_blocks, shapes, dtype, *, device
 ) -> tuple[OracleKV | LayerState | LayerLatents, ...]:
     """Memory for each shape: what another one finds where one has written is arbitrary."""
 
@@ -104,8 +96,7 @@ def allocate_shared_kv(
     return tuple(map(view, shapes))
 
 
-def export_kv(kv: OracleKV, block_ids: Sequence[int]) -> Tensor:
-    """Blocks as [n, 2, S, K, D]."""
+def export_kv(kv, block_ids) -> Tensor:
     shape = (len(block_ids), 2, kv.block_size, kv.kv_heads, kv.head_dim)
     data = np.empty(shape)
     for i, block in enumerate(block_ids):
@@ -114,20 +105,18 @@ def export_kv(kv: OracleKV, block_ids: Sequence[int]) -> Tensor:
     return to_tensor(data)
 
 
-def import_kv(kv: OracleKV, block_ids: Sequence[int], data: Tensor) -> None:
-    """Blocks from [n, 2, S, K, D]."""
+def import_kv(kv, block_ids, data) -> None:
     values = to_array(data)
     for i, block in enumerate(block_ids):
         kv.put(kv.slots_of(int(block)), values[i, 0], values[i, 1])
 
 
-def copy_kv(kv: OracleKV, src_ids: Sequence[int], dst_ids: Sequence[int]) -> None:
+def copy_kv(kv, src_ids, dst_ids) -> None:
     """Copy blocks; all are read first."""
     import_kv(kv, dst_ids, export_kv(kv, src_ids))
 
 
-def zero_kv(kv: OracleKV, block_ids: Sequence[int]) -> None:
-    """Fill blocks with zeros."""
+def zero_kv(kv, block_ids) -> None:
     shape = (len(block_ids), 2, kv.block_size, kv.kv_heads, kv.head_dim)
     import_kv(kv, block_ids, torch.zeros(shape))
 
@@ -149,19 +138,8 @@ def _normed(x: Array, n: NormWeight, over: str) -> Array:
 
 
 def rope_store(
-    qkv: Tensor,
-    kv: OracleKV,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    rotary: RotaryTable | None,
-    qk_norm: QKNorm | None,
-    clip: float | None,
+    qkv, kv, slots, positions, *, heads, kv_heads, head_dim, rotary, qk_norm, clip
 ) -> Tensor:
-    """Clip, norm, rotate and store, token by token."""
     queries = []
     for token, row in enumerate(to_array(qkv)):
         x = row if clip is None else np.minimum(np.maximum(row, -clip), clip)
@@ -180,16 +158,7 @@ def rope_store(
     return to_tensor(stack(queries, heads, head_dim))
 
 
-def rope_queries(
-    q: Tensor,
-    positions: Tensor,
-    *,
-    heads: int,
-    head_dim: int,
-    rotary: RotaryTable | None,
-    q_norm: NormWeight | None,
-) -> Tensor:
-    """Norm and rotate, token by token."""
+def rope_queries(q, positions, *, heads, head_dim, rotary, q_norm) -> Tensor:
     queries = []
     for token, row in enumerate(to_array(q)):
         x = row.reshape(heads, head_dim)
@@ -219,15 +188,8 @@ class OraclePlan:
 
 
 def plan_attention(
-    *,
-    query_start: Array,
-    seq_lens: Array,
-    block_table: Tensor,
-    block_size: int,
-    window: int | None,
-    kv_heads: int | None = None,
+    *, query_start, seq_lens, block_table, block_size, window, kv_heads=None
 ) -> OraclePlan:
-    """List the keys that each new token sees."""
     table = to_array(block_table).astype(np.int64)
     seen, num_keys = [], 0
     for row, length in enumerate(seq_lens.tolist()):
@@ -267,8 +229,7 @@ def _attend_one(
     return out.reshape(-1)
 
 
-def attend(q: Tensor, kv: OracleKV, plan: OraclePlan, args: AttentionArgs) -> Tensor:
-    """Attention, one token and one head at a time."""
+def attend(q, kv, plan, args) -> Tensor:
     rows = zip(to_array(q), plan.seen, strict=True)
     return to_tensor(
         stack([_attend_one(one, kv, *seen, args) for one, seen in rows], q.shape[1] * q.shape[2])
@@ -291,26 +252,16 @@ class OraclePrompts:
         return keys if window is None else keys[np.abs(keys - token) < window]
 
 
-def plan_prompts(*, query_start: Array, seq_lens: Array) -> OraclePrompts:
-    """List each token's prompt."""
+def plan_prompts(*, query_start, seq_lens) -> OraclePrompts:
     rows = zip(query_start.tolist(), seq_lens.tolist(), strict=False)
     return OraclePrompts([(at, at + n) for at, n in rows for _ in range(n)])
 
 
-def attend_prompts(
-    q: Tensor, k: Tensor, v: Tensor, plan: OraclePrompts, *, scale: float, window: int | None
-) -> Tensor:
-    """Attention, one token and one head at a time."""
-    queries, keys, values = map(to_array, (q, k, v))
-    out = np.zeros_like(queries)
-    for token, heads in enumerate(queries):
-        seen = plan.seen(token, window)
-        for head, query in enumerate(heads):
-            kv_head = head // (len(heads) // k.shape[1])
-            scores = scale * (keys[seen, kv_head] @ query)
-            powers = np.exp(scores - scores.max())
-            out[token, head] = powers @ values[seen, kv_head] / powers.sum()
-    return to_tensor(out.reshape(len(out), q.shape[1] * q.shape[2]))
+NO_DISTANCES = RelativeScores(torch.zeros(1, dtype=torch.int64))
+
+
+def attend_prompts(q, k, v, plan, *, scale, window) -> Tensor:
+    return attend_relative(q, k, v, plan, NO_DISTANCES, scale=scale, window=window)
 
 
 def relative_columns(relative: RelativeScores, token: int, seen: Array) -> Array:
@@ -320,17 +271,7 @@ def relative_columns(relative: RelativeScores, token: int, seen: Array) -> Array
     return np.array([columns[max(-reach, min(reach, key - token)) + reach] for key in seen])
 
 
-def attend_relative(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: OraclePrompts,
-    relative: RelativeScores,
-    *,
-    scale: float,
-    window: int | None,
-) -> Tensor:
-    """The same with what distances add to scores."""
+def attend_relative(q, k, v, plan, relative, *, scale, window) -> Tensor:
     r, (queries, keys, values) = relative, map(to_array, (q, k, v))
     out = np.zeros_like(queries)
     for token, heads in enumerate(queries):
@@ -376,13 +317,11 @@ class OracleHeads:
         return int(self.weight.shape[1])
 
 
-def pack_heads(weight: Tensor) -> OracleHeads:
-    """Keep the numbers."""
+def pack_heads(weight) -> OracleHeads:
     return OracleHeads(to_array(weight))
 
 
-def heads_linear(x: Tensor, w: OracleHeads) -> Tensor:
-    """Token by token and head by head."""
+def heads_linear(x, w) -> Tensor:
     rows = [
         [[sum(head * out) for out in weight] for head, weight in zip(token, w.weight, strict=True)]
         for token in to_array(x)
@@ -390,17 +329,7 @@ def heads_linear(x: Tensor, w: OracleHeads) -> Tensor:
     return to_tensor(np.array(rows, dtype=np.float64).reshape(len(x), w.heads, w.out_features))
 
 
-def latent_store(
-    q: Tensor,
-    x: Tensor,
-    latents: LayerLatents,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    norm: NormWeight,
-    rotary: RotaryTable | None,
-) -> Tensor:
-    """Token by token: norm, rotate, write."""
+def latent_store(q, x, latents, slots, positions, *, norm, rotary) -> Tensor:
     queries = []
     for token, row in enumerate(to_array(x)):
         latent, key = row[: latents.rank], row[latents.rank :]
@@ -417,26 +346,23 @@ def latent_store(
     return to_tensor(stack(queries, *q.shape[1:]))
 
 
-def plan_latent(
-    *, query_start: Array, seq_lens: Array, block_table: Tensor, block_size: int
-) -> OraclePlan:
-    """List the keys that each new token sees."""
-    return plan_attention(
-        query_start=query_start,
-        seq_lens=seq_lens,
-        block_table=block_table,
-        block_size=block_size,
-        window=None,
-    )
+def plan_latent(**step) -> OraclePlan:
+    return plan_attention(**step, window=None)
 
 
-def latent_attend(
-    q: Tensor, q_rotated: Tensor, latents: LayerLatents, plan: OraclePlan, scale: float
+plan_indexed = plan_latent
+
+
+def latent_attend(q, q_rotated, latents, plan, scale) -> Tensor:
+    return _latent_means(q, q_rotated, latents, [slots for _, slots in plan.seen], scale)
+
+
+def _latent_means(
+    q: Tensor, q_rotated: Tensor, latents: LayerLatents, seen: Sequence[Array], scale: float
 ) -> Tensor:
-    """Attention, one token and one head at a time."""
     memory = to_array(latents.data).reshape(-1, latents.width)
     rows = []
-    for token, (_, slots) in enumerate(plan.seen):
+    for token, slots in enumerate(seen):
         heads = np.concatenate((to_array(q[token]), to_array(q_rotated[token])), 1)
         keys = memory[slots]
         for head in heads:
@@ -446,24 +372,7 @@ def latent_attend(
     return to_tensor(np.array(rows, dtype=np.float64).reshape(q.shape))
 
 
-def plan_indexed(
-    *, query_start: Array, seq_lens: Array, block_table: Tensor, block_size: int
-) -> OraclePlan:
-    """List the keys that each new token sees."""
-    return plan_latent(
-        query_start=query_start, seq_lens=seq_lens, block_table=block_table, block_size=block_size
-    )
-
-
-def index_select(
-    q: Tensor,
-    k: Tensor,
-    weights: Tensor,
-    latents: LayerLatents,
-    slots: Tensor,
-    plan: OraclePlan,
-    top_k: int,
-) -> Tensor:
+def index_select(q, k, weights, latents, slots, plan, top_k) -> Tensor:
     """Store, then score every token that a new one sees by itself."""
     assert latents.keys is not None
     _put(latents.keys, slots, k)
@@ -481,38 +390,19 @@ def index_select(
     return torch.from_numpy(found)
 
 
-def indexed_attend(
-    q: Tensor,
-    q_rotated: Tensor,
-    chosen: Tensor,
-    latents: LayerLatents,
-    plan: OraclePlan,
-    scale: float,
-) -> Tensor:
-    """Attention to the chosen tokens, one token and one head at a time."""
-    memory = to_array(latents.data).reshape(-1, latents.width)
-    rows = []
-    for token, (_, slots) in enumerate(plan.seen):
-        heads = np.concatenate((to_array(q[token]), to_array(q_rotated[token])), 1)
-        keys = memory[[slots[i] for i in chosen[token].tolist() if i >= 0]]
-        for head in heads:
-            scores = scale * (keys @ head)
-            powers = np.exp(scores - scores.max())
-            rows.append(powers @ keys[:, : latents.rank] / powers.sum())
-    return to_tensor(np.array(rows, dtype=np.float64).reshape(q.shape))
+def indexed_attend(q, q_rotated, chosen, latents, plan, scale) -> Tensor:
+    return _latent_means(q, q_rotated, latents, chosen_slots(chosen, plan), scale)
 
 
-def block_select(
-    q: Tensor,
-    k: Tensor,
-    latents: LayerLatents,
-    slots: Tensor,
-    plan: OraclePlan,
-    *,
-    size: int,
-    top_k: int,
-    local: int,
-) -> Tensor:
+def chosen_slots(chosen: Tensor, plan: OraclePlan) -> list[list[int]]:
+    """The slots of each token's choice, where it is one of what the token sees."""
+    return [
+        [slots[i] for i in some if i >= 0]
+        for some, (_, slots) in zip(chosen.tolist(), plan.seen, strict=True)
+    ]
+
+
+def block_select(q, k, latents, slots, plan, *, size, top_k, local) -> Tensor:
     """Store, then score every block by its best key."""
     assert latents.keys is not None
     _put(latents.keys, slots, k)
@@ -529,18 +419,7 @@ def block_select(
     return torch.from_numpy(found)
 
 
-def block_attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    chosen: Tensor,
-    latents: LayerLatents,
-    slots: Tensor,
-    plan: OraclePlan,
-    *,
-    scale: float,
-    size: int,
-) -> Tensor:
+def block_attend(q, k, v, chosen, latents, slots, plan, *, scale, size) -> Tensor:
     """Store, then attend with one head at a time."""
     _put(latents.data, slots, torch.cat((k.flatten(1), v.flatten(1)), 1))
     memory = to_array(latents.data).reshape(-1, 2, *k.shape[1:])

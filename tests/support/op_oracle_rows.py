@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import CodedWeight, MoeArgs, NormWeight, RouteArgs
+from quire.ops import CodedWeight, NormWeight, RouteArgs
 from quire.ops.segments import Addend
 
 Array = np.ndarray
@@ -56,24 +56,20 @@ def norm_array(x: Array, n: NormWeight) -> Array:
     return y
 
 
-def norm(x: Tensor, n: NormWeight) -> Tensor:
-    """x [*, C] normalised."""
+def norm(x, n) -> Tensor:
     return to_tensor(norm_array(to_array(x), n))
 
 
-def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:
-    """x + scale * delta."""
+def add(x, delta, scale=1.0) -> Tensor:
     return to_tensor(to_array(x) + scale * to_array(delta))
 
 
-def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The sum and its norm."""
+def add_norm(x, delta, n, scale=1.0) -> tuple[Tensor, Tensor]:
     total = add(x, delta, scale)
     return total, norm(total, n)
 
 
-def multiply(x: Tensor, factors: Tensor) -> Tensor:
-    """x times factors of columns."""
+def multiply(x, factors) -> Tensor:
     return to_tensor(to_array(x) * to_array(factors))
 
 
@@ -81,24 +77,21 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
-    """y * sigmoid(gate)."""
+def scale_gate(y, gate) -> Tensor:
     return to_tensor(to_array(y) * np.vectorize(_sigmoid, otypes=[float])(to_array(gate)))
 
 
-def scale_heads(y: Tensor, gate: Tensor) -> Tensor:
-    """Each head times the sigmoid of its gate."""
+def scale_heads(y, gate) -> Tensor:
     opened = np.vectorize(_sigmoid, otypes=[float])(to_array(gate))
     return to_tensor(to_array(y) * np.repeat(opened, y.shape[1] // gate.shape[1], axis=1))
 
 
-def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
-    """Each token's queries times the factor of its position."""
+def scale_queries(q, positions, factors) -> Tensor:
     found = [to_array(factors)[p] * to_array(q)[t] for t, p in enumerate(positions[0].tolist())]
     return to_tensor(stack(found, *q.shape[1:]))
 
 
-def mix_axes(positions: Tensor, table: Tensor, axes: Tensor) -> Tensor:
+def mix_axes(positions, table, axes) -> Tensor:
     """Each frequency's cosine and sine at the token's position on its axis."""
     source, half = to_array(table), len(axes)
     found = [
@@ -108,7 +101,7 @@ def mix_axes(positions: Tensor, table: Tensor, axes: Tensor) -> Tensor:
     return to_tensor(stack(found, 2 * half))
 
 
-def xielu(x: Tensor, numbers: Tensor) -> Tensor:
+def xielu(x, numbers) -> Tensor:
     """The activation with learned numbers, value by value."""
     *learned, beta, eps = to_array(numbers)
     p, n = (math.log1p(math.exp(alpha)) for alpha in learned)
@@ -121,14 +114,7 @@ def xielu(x: Tensor, numbers: Tensor) -> Tensor:
     return to_tensor(np.vectorize(one, otypes=[float])(to_array(x)))
 
 
-def embed(
-    ids: Tensor,
-    table: Tensor,
-    scale: float = 1.0,
-    positions: Tensor | None = None,
-    position_table: Tensor | None = None,
-) -> Tensor:
-    """Rows of the table, scaled, plus rows of the position table."""
+def embed(ids, table, scale=1.0, positions=None, position_table=None) -> Tensor:
     rows = [to_array(table)[int(token)] * scale for token in ids]
     if positions is not None:
         rows = [
@@ -137,8 +123,7 @@ def embed(
     return to_tensor(stack(rows, table.shape[1]))
 
 
-def embed_packed(ids: Tensor, w: OracleLinear, scale: float = 1.0) -> Tensor:
-    """Rows of the weight, scaled."""
+def embed_packed(ids, w, scale=1.0) -> Tensor:
     return to_tensor(stack([w.weight[int(token)] * scale for token in ids], w.in_features))
 
 
@@ -193,14 +178,7 @@ def _of_codes(w: CodedWeight) -> Array:
     return weight
 
 
-def pack_linear(
-    weight: Tensor | CodedWeight,
-    bias: Tensor | None,
-    stored_as: None = None,
-    segments: int = 1,
-    gated: bool = False,
-) -> OracleLinear:
-    """Keep the numbers."""
+def pack_linear(weight, bias, stored_as=None, segments=1, gated=False) -> OracleLinear:
     values = _of_codes(weight) if isinstance(weight, CodedWeight) else to_array(weight)
     return OracleLinear(values, None if bias is None else to_array(bias), segments)
 
@@ -209,8 +187,7 @@ def _per_row(x: Tensor, width: int, function: Callable[[Array], Array]) -> Tenso
     return to_tensor(stack([function(row) for row in to_array(x)], width))
 
 
-def linear(x: Tensor, w: OracleLinear, addend: Addend | None = None) -> Tensor:
-    """A projection, token by token."""
+def linear(x, w, addend=None) -> Tensor:
     return to_tensor(_added(to_array(_per_row(x, w.out_features, w)), addend))
 
 
@@ -227,8 +204,7 @@ _ACTIVATIONS: dict[str, Callable[[float], float]] = {
 }
 
 
-def modulate(x: Tensor, by: Tensor, act: str) -> Tensor:
-    """act(x) times another tensor."""
+def modulate(x, by, act) -> Tensor:
     y = np.vectorize(_ACTIVATIONS[act], otypes=[float])(to_array(x))
     return to_tensor(y * to_array(by))
 
@@ -241,22 +217,19 @@ def _hidden(h: Array, act: str, is_gated: bool) -> Array:
     return np.array([f(h[i]) * h[width + i] for i in range(width)])
 
 
-def hidden(
-    x: Tensor, up: OracleLinear, act: str, gated: bool, addend: Addend | None = None
-) -> Tensor:
-    """The hidden layer, token by token."""
+def hidden(x, up, act, gated, addend=None) -> Tensor:
     width = up.out_features // (2 if gated else 1)
     rows = [_hidden(row, act, gated) for row in to_array(linear(x, up, addend))]
     return to_tensor(stack(rows, width))
 
 
-def row_peaks(x: Tensor) -> Tensor:
+def row_peaks(x) -> Tensor:
     """The largest magnitude of each row, NaN unless all are finite."""
     rows = to_array(x)
     return to_tensor([max(map(abs, row)) if np.isfinite(row).all() else math.nan for row in rows])
 
 
-def sum_chunks(x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor) -> None:
+def sum_chunks(x, chunks, spans, rest) -> None:
     """Token by token; a span of 32 positions is closed by its last one."""
     rows = to_array(x)
     for prompt, (start, first, count) in enumerate(chunks.tolist()):
@@ -267,19 +240,12 @@ def sum_chunks(x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor) -> None:
                 rest[prompt] = 0
 
 
-def linear_partial(x: Tensor, w: OracleLinear, peaks: Tensor | None = None) -> Tensor:
-    """The product without bias."""
+def linear_partial(x, w, peaks=None) -> Tensor:
     sums = [[sum(row * out) for out in w.weight] for row in to_array(x)]
     return to_tensor(np.array(sums).reshape(len(x), w.out_features))
 
 
-def linear_total(
-    parts: Tensor,
-    w: OracleLinear,
-    peaks: Tensor | None,
-    dtype: torch.dtype,
-    addend: Addend | None = None,
-) -> Tensor:
+def linear_total(parts, w, peaks, dtype, addend=None) -> Tensor:
     """All parts, one after the other, bias and addend."""
     total = sum(to_array(parts[:, i]) for i in range(parts.shape[1]))
     return to_tensor(_added(total if w.bias is None else total + w.bias, addend))
@@ -296,14 +262,7 @@ def _added(y: Array, addend: Any) -> Array:
     return y
 
 
-def logits(
-    x: Tensor,
-    head: OracleLinear,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    addend: Addend | None = None,
-) -> Tensor:
-    """Scores, scaled and capped."""
+def logits(x, head, scale=1.0, softcap=None, addend=None) -> Tensor:
     y = to_array(linear(x, head, addend)) * scale
     return to_tensor(y if softcap is None else softcap * np.tanh(y / softcap))
 
@@ -323,15 +282,7 @@ class OracleExperts:
         return len(self.pairs)
 
 
-def pack_experts(
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    gated: bool = False,
-) -> OracleExperts:
-    """Keep the numbers of each expert."""
-
+def pack_experts(up, down, up_bias=None, down_bias=None, gated=False) -> OracleExperts:
     def pair(e: int) -> tuple[OracleLinear, OracleLinear]:
         return (
             pack_linear(up[e], None if up_bias is None else up_bias[e]),
@@ -406,13 +357,7 @@ def _mix_sparsely(logits: Sequence[float], args: RouteArgs) -> list[tuple[int, f
     return found
 
 
-def route(
-    logits: Tensor,
-    args: RouteArgs,
-    select_bias: Tensor | None = None,
-    expert_scales: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Token by token."""
+def route(logits, args, select_bias=None, expert_scales=None) -> tuple[Tensor, Tensor]:
     bias = None if select_bias is None else to_array(select_bias)
     found = [choose(row, args, bias) for row in to_array(logits)]
     if expert_scales is not None:
@@ -425,14 +370,8 @@ def route(
 
 
 def route_softplus(
-    logits: Tensor,
-    top_k: int,
-    scale: float,
-    select_bias: Tensor | None = None,
-    ids: Tensor | None = None,
-    table: Tensor | None = None,
+    logits, top_k, scale, select_bias=None, ids=None, table=None
 ) -> tuple[Tensor, Tensor]:
-    """Token by token."""
     bias = np.zeros(logits.shape[1]) if select_bias is None else to_array(select_bias)
     chosen, weights = [], []
     for t, row in enumerate(to_array(logits)):
@@ -453,16 +392,7 @@ def expert_slot(adapters: Any, token: int, expert: int) -> int:
     return slot * adapters.experts + expert if slot >= 0 else -1
 
 
-def moe(
-    x: Tensor,
-    chosen: Tensor,
-    weights: Tensor,
-    experts: OracleExperts,
-    args: MoeArgs,
-    adapters: Any = None,
-) -> Tensor:
-    """The chosen experts' results, weighed, token by token."""
-
+def moe(x, chosen, weights, experts, args, adapters=None) -> Tensor:
     def one(row: Array, token: int) -> Array:
         total = np.zeros(len(row))
         for e, w in zip(chosen[token].tolist(), to_array(weights[token]), strict=True):

@@ -29,17 +29,7 @@ def _turned(stored: Stored, x: Approx, table: RotaryTable, positions: Any) -> Ap
     return Approx(value, np.concatenate((x.error[..., :first], last.error), 2))
 
 
-def recent_store(
-    stored: Stored,
-    q: Tensor,
-    key: Tensor,
-    rest: Tensor,
-    latents: LayerLatents,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    rotary: RotaryTable,
-) -> dict[str, Approx]:
+def recent_store(stored, q, key, rest, latents, slots, positions, *, rotary) -> dict[str, Approx]:
     keys = _turned(stored, exact(key[:, None]), rotary, positions[0])
     error = np.zeros(tuple(latents.data.shape))
     for token, slot in enumerate(slots.tolist()):
@@ -77,17 +67,7 @@ def _latents(latents: LayerLatents, errors: Array, *, of_keys: bool) -> Approx:
 
 
 def entry_select(
-    stored: Stored,
-    q: Tensor,
-    weights: Tensor,
-    recent: LayerLatents,
-    plan: Any,
-    latents: LayerLatents,
-    slots: Tensor,
-    entry_plan: Any,
-    positions: Tensor,
-    by: Compressor,
-    top_k: int,
+    stored, q, weights, recent, plan, latents, slots, entry_plan, positions, by, top_k
 ) -> dict[str, Approx]:
     assert latents.keys is not None
     errors = _entry_errors(stored, recent, plan, latents.keys, slots, by)
@@ -95,32 +75,18 @@ def entry_select(
 
 
 def recent_attend(
-    stored: Stored,
-    q: Tensor,
-    sinks: Tensor,
-    recent: LayerLatents,
-    plan: Any,
-    positions: Tensor,
-    *,
-    rotary: RotaryTable,
-    window: int,
-    scale: float,
-    latents: LayerLatents | None = None,
-    slots: Tensor | None = None,
-    entry_plan: Any = None,
-    by: Compressor | None = None,
-    chosen: Tensor | None = None,
+    stored, q, sinks, recent, plan, positions, *, rotary, window, scale, **entries
 ) -> dict[str, Approx]:
     found: dict[str, Approx] = {}
     near, far = np.zeros(tuple(recent.data.shape)), None
-    if latents is not None:
-        assert slots is not None and by is not None
-        far = _entry_errors(stored, recent, plan, latents.data, slots, by)
+    if (latents := entries.get("latents")) is not None:
+        far = _entry_errors(stored, recent, plan, latents.data, entries["slots"], entries["by"])
         found["latents"] = _latents(latents, far, of_keys=False)
     args, rows = AttentionArgs(scale, sinks=sinks), []
     for token in range(len(q)):
-        step = (q, recent, plan, window, latents, entry_plan, by, chosen, token)
-        value, error = oracle.keys_of(*step), oracle.keys_of(*step, near, far)
+        step = (token, q, recent, plan, window)
+        value = oracle.keys_of(*step, **entries)
+        error = oracle.keys_of(*step, near, far, **entries)
         heads = np.repeat(value[:, None], q.shape[1], 1), np.repeat(error[:, None], q.shape[1], 1)
         keys = Approx(*heads)
         one = op_bounds._attend_to(stored, exact(q[token]), keys, keys, np.zeros(len(value)), args)

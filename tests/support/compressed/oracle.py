@@ -28,17 +28,7 @@ def turned(x: Array, table: RotaryTable, position: int, sign: float = 1.0) -> Ar
     return y
 
 
-def recent_store(
-    q: Tensor,
-    key: Tensor,
-    rest: Tensor,
-    latents: LayerLatents,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    rotary: RotaryTable,
-) -> Tensor:
-    """Token by token: rotate, write."""
+def recent_store(q, key, rest, latents, slots, positions, *, rotary) -> Tensor:
     queries = []
     for token, slot in enumerate(slots.tolist()):
         at = int(positions[0, token])
@@ -101,16 +91,7 @@ def entry_slots(seen: Any, rate: int) -> list[int]:
 
 
 def entry_select(
-    q: Tensor,
-    weights: Tensor,
-    recent: LayerLatents,
-    plan: Any,
-    latents: LayerLatents,
-    slots: Tensor,
-    entry_plan: Any,
-    positions: Tensor,
-    by: Compressor,
-    top_k: int,
+    q, weights, recent, plan, latents, slots, entry_plan, positions, by, top_k
 ) -> Tensor:
     """Write keys, then score every entry that a token sees by itself."""
     assert latents.keys is not None
@@ -129,29 +110,12 @@ def entry_select(
     return torch.from_numpy(found)
 
 
-def recent_attend(
-    q: Tensor,
-    sinks: Tensor,
-    recent: LayerLatents,
-    plan: Any,
-    positions: Tensor,
-    *,
-    rotary: RotaryTable,
-    window: int,
-    scale: float,
-    latents: LayerLatents | None = None,
-    slots: Tensor | None = None,
-    entry_plan: Any = None,
-    by: Compressor | None = None,
-    chosen: Tensor | None = None,
-) -> Tensor:
-    """Write entries, then attend with one head at a time."""
-    if latents is not None:
-        assert slots is not None and by is not None
-        compress(recent, plan, latents.data, slots, by)
+def recent_attend(q, sinks, recent, plan, positions, *, rotary, window, scale, **entries) -> Tensor:
+    if entries.get("latents") is not None:
+        compress(recent, plan, entries["latents"].data, entries["slots"], entries["by"])
     rows = []
     for token in range(len(q)):
-        keys = keys_of(q, recent, plan, window, latents, entry_plan, by, chosen, token)
+        keys = keys_of(token, q, recent, plan, window, **entries)
         for h, head in enumerate(to_array(q[token])):
             scores = [*(scale * (keys @ head)), float(sinks[h])]
             powers = np.exp(np.array(scores) - max(scores))
@@ -161,17 +125,19 @@ def recent_attend(
 
 
 def keys_of(
+    token: int,
     q: Tensor,
     recent: LayerLatents,
     plan: Any,
     window: int,
-    latents: LayerLatents | None,
-    entry_plan: Any,
-    by: Compressor | None,
-    chosen: Tensor | None,
-    token: int,
     of_recent: Array | None = None,
     of_entries: Array | None = None,
+    *,
+    latents: LayerLatents | None = None,
+    entry_plan: Any = None,
+    by: Compressor | None = None,
+    chosen: Tensor | None = None,
+    **_: Any,
 ) -> Array:
     """What a token sees [L, D], recent tokens, then entries; or the same rows of other arrays."""
     dim = q.shape[2]

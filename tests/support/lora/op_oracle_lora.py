@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +25,6 @@ class OracleBank:
     slots: dict[int, list[tuple[Array, Array] | None]] = field(default_factory=dict)
 
     def pairs(self, slot: int) -> list[tuple[Array, Array]]:
-        """The matrices of a slot."""
         return [pair for pair in self.slots.get(slot, []) if pair is not None]
 
     def added(self, slot: int, x: Array) -> Array:
@@ -54,7 +52,6 @@ class OracleAddend:
     slots: list[int]
 
     def of(self, token: int) -> Array:
-        """What is added to a row."""
         return self.bank.added(self.slots[token], self.x[token])
 
     def approx(self) -> Approx:
@@ -66,13 +63,11 @@ class OracleAddend:
         return total
 
 
-def allocate_lora(shape: LoraShape) -> OracleBank:
-    """No slot adds anything."""
+def allocate_lora(shape) -> OracleBank:
     return OracleBank(shape)
 
 
-def load_lora(bank: OracleBank, slot: int, parts: Sequence[LoraPart | None]) -> None:
-    """Keep a slot's matrices."""
+def load_lora(bank, slot, parts) -> None:
     bank.slots[slot] = [_pair(bank.shape, number, part) for number, part in enumerate(parts)]
 
 
@@ -87,25 +82,20 @@ def _pair(shape: LoraShape, number: int, part: LoraPart | None) -> tuple[Array, 
     return a, b
 
 
-def lora(x: Tensor, bank: OracleBank, slots: Tensor) -> OracleAddend:
-    """What the rows' adapters add."""
+def lora(x, bank, slots) -> OracleAddend:
     return OracleAddend(to_array(x), bank, slots.tolist())
 
 
-def lora_partial(x: Tensor, bank: OracleBank, slots: Tensor) -> Any:
+def lora_partial(x, bank, slots) -> Any:
     """The inputs themselves: `lora_total` begins anew."""
     return x
 
 
-def lora_total(parts: Any, bank: OracleBank, slots: Tensor) -> OracleAddend:
-    """What the rows' adapters add."""
+def lora_total(parts, bank, slots) -> OracleAddend:
     return lora(parts, bank, slots)
 
 
-def lora_embed(
-    x: Tensor, ids: Tensor, bank: OracleBank, slots: Tensor, scale: float = 1.0
-) -> Tensor:
-    """A row of x at a time."""
+def lora_embed(x, ids, bank, slots, scale=1.0) -> Tensor:
     y = to_array(x).copy()
     for token, (id_, slot) in enumerate(zip(ids.tolist(), slots.tolist(), strict=True)):
         for a, b in bank.pairs(slot):

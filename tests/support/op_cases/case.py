@@ -124,7 +124,6 @@ class Case:
         return self.cost(arguments).num_bytes
 
     def flops(self, arguments: Arguments) -> int:
-        """The call's arithmetic."""
         return self.cost(arguments).flops
 
     def cost(self, arguments: Arguments) -> costs.Cost:

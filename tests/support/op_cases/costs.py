@@ -7,25 +7,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from quire.models.loading.model_parts import tensors_within
-from quire.ops import (
-    AttentionArgs,
-    AttentionPlan,
-    ExpertWeights,
-    LayerKV,
-    LinearWeight,
-    MoeArgs,
-    RelativeScores,
-    RouteArgs,
-)
-from quire.ops.kv import LARGEST_NUMBER, SCALE_BYTES, BlockIds, BlockMemory, LayerLatents
-from quire.ops.mixers.compressed import Compressor
-from quire.ops.mixers.latent import HeadsWeight
-from quire.ops.mixers.streams import HyperWeights
-from quire.ops.norm import NormWeight
+from quire.ops import AttentionPlan, LayerKV
+from quire.ops.kv import LARGEST_NUMBER, SCALE_BYTES, BlockIds, BlockMemory
 from quire.ops.segments import Addend
 
 
@@ -44,54 +30,48 @@ def nbytes(*parts: object) -> int:
 # rows
 
 
-def embed(
-    ids: Tensor,
-    table: Tensor,
-    scale: float,
-    positions: Tensor | None = None,
-    position_table: Tensor | None = None,
-) -> Cost:
+def embed(ids, table, scale, positions=None, position_table=None) -> Cost:
     width = table.shape[1]
     return Cost(ids.numel() * (8 + 2 * width * table.element_size()), ids.numel() * width)
 
 
-def norm(x: Tensor, n: NormWeight) -> Cost:
+def norm(x, n) -> Cost:
     return Cost(2 * nbytes(x) + nbytes(n.weight, n.bias), 4 * x.numel())
 
 
-def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Cost:
+def add(x, delta, scale=1.0) -> Cost:
     return Cost(3 * nbytes(x), 2 * x.numel())
 
 
-def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> Cost:
+def add_norm(x, delta, n, scale=1.0) -> Cost:
     return Cost(4 * nbytes(x) + nbytes(n.weight, n.bias), 6 * x.numel())
 
 
-def scale_gate(y: Tensor, gate: Tensor) -> Cost:
+def scale_gate(y, gate) -> Cost:
     return Cost(2 * nbytes(y) + nbytes(gate), y.numel() + 4 * gate.numel())
 
 
-def multiply(x: Tensor, factors: Tensor) -> Cost:
+def multiply(x, factors) -> Cost:
     return Cost(2 * nbytes(x), x.numel())
 
 
-def modulate(x: Tensor, by: Tensor, act: str) -> Cost:
+def modulate(x, by, act) -> Cost:
     return Cost(3 * nbytes(x), 5 * x.numel())
 
 
-def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Cost:
+def sparse_gated(gate_up, act, deviations) -> Cost:
     return Cost(3 * nbytes(gate_up) // 2, 7 * gate_up.numel())
 
 
-def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Cost:
+def bounded_gated(gate_up, act, bound) -> Cost:
     return Cost(3 * nbytes(gate_up) // 2, 4 * gate_up.numel())
 
 
-def clamped_gated(gate_up: Tensor, limit: float) -> Cost:
+def clamped_gated(gate_up, limit) -> Cost:
     return Cost(3 * nbytes(gate_up) // 2, 4 * gate_up.numel())
 
 
-def scale_heads(y: Tensor, gate: Tensor) -> Cost:
+def scale_heads(y, gate) -> Cost:
     return scale_gate(y, gate)
 
 
@@ -103,23 +83,23 @@ def streams(x: Tensor, **other: Any) -> Cost:
 enter_streams = predict_streams = correct_streams = add_to_streams = expand_streams = streams
 
 
-def join_streams(x: Tensor, other: Tensor) -> Cost:
+def join_streams(x, other) -> Cost:
     return Cost(2 * nbytes(x, other), 0)
 
 
-def add_matched(total: Tensor, y: Tensor, like: Tensor) -> Cost:
+def add_matched(total, y, like) -> Cost:
     return Cost(4 * nbytes(total), 6 * total.numel())
 
 
-def xielu(x: Tensor, numbers: Tensor) -> Cost:
+def xielu(x, numbers) -> Cost:
     return Cost(2 * nbytes(x), 10 * x.numel())
 
 
-def row_peaks(x: Tensor) -> Cost:
+def row_peaks(x) -> Cost:
     return Cost(nbytes(x), x.numel())
 
 
-def sum_chunks(x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor) -> Cost:
+def sum_chunks(x, chunks, spans, rest) -> Cost:
     """The chunks' rows are read once, the sums read and written."""
     count = int(chunks[:, 2].sum())
     return Cost(count * nbytes(x[:1]) + 2 * nbytes(spans, rest), count * x.shape[1])
@@ -128,12 +108,12 @@ def sum_chunks(x: Tensor, chunks: Tensor, spans: Tensor, rest: Tensor) -> Cost:
 # products with weights
 
 
-def embed_packed(ids: Tensor, w: LinearWeight, scale: float = 1.0) -> Cost:
+def embed_packed(ids, w, scale=1.0) -> Cost:
     num_bytes = ids.numel() * (8 + 2 * nbytes(w) // w.out_features)
     return Cost(num_bytes, ids.numel() * w.in_features)
 
 
-def linear(x: Tensor, w: LinearWeight, addend: Addend | None = None) -> Cost:
+def linear(x, w, addend=None) -> Cost:
     rows = x.numel() // w.in_features
     added = 0 if addend is None else _of_addend(addend)
     num_bytes = nbytes(x, w) + rows * w.out_features * x.element_size() + added
@@ -147,61 +127,40 @@ def _of_addend(addend: Any) -> int:
     return nbytes(addend.factors) + nbytes(addend.slots)
 
 
-def lora_embed(x: Tensor, ids: Tensor, **_: Any) -> Cost:
+def lora_embed(x, ids, **_) -> Cost:
     return Cost(2 * nbytes(x) + nbytes(ids), 2 * x.numel())
 
 
-def hidden(
-    x: Tensor, up: LinearWeight, act: str, gated: bool, addend: Addend | None = None
-) -> Cost:
+def hidden(x, up, act, gated, addend=None) -> Cost:
     product = linear(x, up, addend)
     unwritten = x.shape[0] * up.out_features // 2 * x.element_size() if gated else 0
     return product._replace(num_bytes=product.num_bytes - unwritten)
 
 
-def logits(
-    x: Tensor,
-    head: LinearWeight,
-    scale: float,
-    softcap: float | None,
-    addend: Addend | None = None,
-) -> Cost:
+def logits(x, head, scale, softcap, addend=None) -> Cost:
     product = linear(x, head, addend)
     return product._replace(num_bytes=product.num_bytes + 2 * x.shape[0] * head.out_features)
 
 
-def linear_partial(x: Tensor, w: LinearWeight, peaks: Tensor | None = None) -> Cost:
+def linear_partial(x, w, peaks=None) -> Cost:
     product = linear(x, w)
     return product._replace(num_bytes=product.num_bytes + 4 * x.shape[0] * w.out_features)
 
 
-def linear_total(
-    parts: Tensor,
-    w: LinearWeight,
-    peaks: Tensor | None,
-    dtype: torch.dtype,
-    addend: Addend | None = None,
-) -> Cost:
+def linear_total(parts, w, peaks, dtype, addend=None) -> Cost:
     return Cost(nbytes(parts) + parts[:, 0].numel() * dtype.itemsize, parts.numel())
 
 
-def route(
-    logits: Tensor,
-    args: RouteArgs,
-    select_bias: Tensor | None = None,
-    expert_scales: Tensor | None = None,
-) -> Cost:
+def route(logits, args, select_bias=None, expert_scales=None) -> Cost:
     chosen = 8 * len(logits) * args.top_k
     return Cost(nbytes(logits, select_bias, expert_scales) + chosen, 4 * logits.numel())
 
 
-def route_softplus(logits: Tensor, top_k: int, **_: Any) -> Cost:
+def route_softplus(logits, top_k, **_) -> Cost:
     return Cost(nbytes(logits) + 8 * len(logits) * top_k, 4 * logits.numel())
 
 
-def moe(
-    x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, args: MoeArgs, **_: Any
-) -> Cost:
+def moe(x, chosen, weights, experts, args, **_) -> Cost:
     used = len(chosen.unique())
     per_expert = nbytes(experts) // x.element_size() // experts.experts
     return Cost(
@@ -228,35 +187,33 @@ def blocks(
 export_kv = import_kv = copy_kv = blocks
 
 
-def zero_kv(kv: BlockMemory, block_ids: BlockIds) -> Cost:
+def zero_kv(kv, block_ids) -> Cost:
     return Cost(blocks(kv, block_ids).num_bytes // 2)
 
 
-def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Cost:
+def scale_queries(q, positions, factors) -> Cost:
     return Cost(2 * nbytes(q) + 12 * len(q), q.numel())
 
 
-def mix_axes(positions: Tensor, table: Tensor, axes: Tensor) -> Cost:
+def mix_axes(positions, table, axes) -> Cost:
     return Cost(nbytes(positions) + positions.shape[1] * (8 * table.shape[1] + 8))
 
 
-def rope_store(qkv: Tensor, kv: LayerKV, slots: Tensor, **_: Any) -> Cost:
+def rope_store(qkv, kv, slots, **_) -> Cost:
     return Cost(2 * nbytes(qkv) + 2 * nbytes(slots), 6 * qkv.numel())
 
 
-def rope_queries(q: Tensor, **_: Any) -> Cost:
+def rope_queries(q, **_) -> Cost:
     return Cost(2 * nbytes(q), 6 * q.numel())
 
 
-def attend(q: Tensor, kv: LayerKV, plan: AttentionPlan, args: AttentionArgs) -> Cost:
+def attend(q, kv, plan, args) -> Cost:
     num_keys, num_pairs = counted(plan)
     num_bytes = 2 * nbytes(q) + 2 * num_keys * kv.kv_heads * vector_bytes(kv)
     return Cost(num_bytes, 4 * num_pairs * q.shape[1] * q.shape[2])
 
 
-def attend_prompts(
-    q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, window: int | None
-) -> Cost:
+def attend_prompts(q, k, v, plan, scale, window) -> Cost:
     lengths = plan.lengths[0].astype(np.int64)
     # of n tokens, each sees itself and up to `reach` on both sides
     reach = np.minimum(lengths, window or lengths.max(initial=0)) - 1
@@ -264,15 +221,7 @@ def attend_prompts(
     return Cost(nbytes(q, q, k, v), 4 * int(pairs[lengths > 0].sum()) * q.shape[1] * q.shape[2])
 
 
-def attend_relative(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: AttentionPlan,
-    relative: RelativeScores,
-    scale: float,
-    window: int | None,
-) -> Cost:
+def attend_relative(q, k, v, plan, relative, scale, window) -> Cost:
     plain = attend_prompts(q, k, v, plan, scale, window)
     tables = [t for t in (relative.keys, relative.queries) if t is not None]
     products = sum(2 * len(q) * table.numel() for table in tables)
@@ -301,64 +250,45 @@ def vector_bytes(kv: LayerKV) -> int:
 # latent attention
 
 
-def heads_linear(x: Tensor, w: HeadsWeight) -> Cost:
+def heads_linear(x, w) -> Cost:
     rows = x.shape[0] * x.shape[1]
     num_bytes = nbytes(x, w) + rows * w.out_features * x.element_size()
     return Cost(num_bytes, 2 * x.numel() * w.out_features)
 
 
-def latent_store(q: Tensor, x: Tensor, latents: LayerLatents, slots: Tensor, **_: Any) -> Cost:
+def latent_store(q, x, latents, slots, **_) -> Cost:
     return Cost(2 * nbytes(q, x, slots), 6 * (q.numel() + x.numel()))
 
 
-def latent_attend(
-    q: Tensor, q_rotated: Tensor, latents: LayerLatents, plan: AttentionPlan, scale: float
-) -> Cost:
+def latent_attend(q, q_rotated, latents, plan, scale) -> Cost:
     num_keys, num_pairs = counted(plan)
     num_bytes = 2 * nbytes(q) + nbytes(q_rotated)
     num_bytes += num_keys * latents.width * latents.data.element_size()
     return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (latents.width + latents.rank))
 
 
-def index_select(
-    q: Tensor,
-    k: Tensor,
-    weights: Tensor,
-    latents: LayerLatents,
-    slots: Tensor,
-    plan: AttentionPlan,
-    top_k: int,
-) -> Cost:
+def index_select(q, k, weights, latents, slots, plan, top_k) -> Cost:
     num_keys, num_pairs = counted(plan)
     num_bytes = nbytes(q, weights, slots) + 2 * nbytes(k) + 8 * len(q) * top_k
     num_bytes += num_keys * k.shape[1] * k.element_size()
     return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (q.shape[2] + 1))
 
 
-def indexed_attend(
-    q: Tensor,
-    q_rotated: Tensor,
-    chosen: Tensor,
-    latents: LayerLatents,
-    plan: AttentionPlan,
-    scale: float,
-) -> Cost:
+def indexed_attend(q, q_rotated, chosen, latents, plan, scale) -> Cost:
     num_pairs = int((chosen >= 0).sum())
     num_bytes = 2 * nbytes(q) + nbytes(q_rotated, chosen)
     num_bytes += num_pairs * latents.width * latents.data.element_size()
     return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (latents.width + latents.rank))
 
 
-def block_select(
-    q: Tensor, k: Tensor, latents: LayerLatents, slots: Tensor, plan: AttentionPlan, **facts: int
-) -> Cost:
+def block_select(q, k, latents, slots, plan, **facts) -> Cost:
     num_keys, num_pairs = counted(plan)
     num_bytes = nbytes(q, slots) + 2 * nbytes(k) + 8 * q.shape[0] * q.shape[1] * facts["top_k"]
     num_bytes += num_keys * k.shape[1] * k.element_size()
     return Cost(num_bytes, 2 * num_pairs * q.shape[1] * q.shape[2])
 
 
-def block_attend(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, size: int, **_: Any) -> Cost:
+def block_attend(q, k, v, chosen, size, **_) -> Cost:
     """All tokens of chosen blocks, though the last may have fewer."""
     num_pairs = int((chosen >= 0).sum()) * size
     num_bytes = 2 * nbytes(q, k, v) + nbytes(chosen)
@@ -366,20 +296,18 @@ def block_attend(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, size: int, **_
     return Cost(num_bytes, 4 * num_pairs * (q.shape[1] // chosen.shape[1]) * q.shape[2])
 
 
-def recent_store(q: Tensor, key: Tensor, rest: Tensor, **_: Any) -> Cost:
+def recent_store(q, key, rest, **_) -> Cost:
     return Cost(2 * nbytes(q, key, rest), 3 * (q.numel() + key.numel()))
 
 
-def entry_select(
-    q: Tensor, latents: LayerLatents, entry_plan: AttentionPlan, by: Compressor, **facts: Any
-) -> Cost:
+def entry_select(q, latents, entry_plan, by, **facts) -> Cost:
     num_keys, num_pairs = (count // by.rate for count in counted(entry_plan))
     num_bytes = nbytes(q, facts["weights"]) + 8 * len(q) * facts["top_k"]
     num_bytes += num_keys * q.shape[2] * q.element_size()
     return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (q.shape[2] + 1))
 
 
-def recent_attend(q: Tensor, recent: LayerLatents, plan: AttentionPlan, **facts: Any) -> Cost:
+def recent_attend(q, recent, plan, **facts) -> Cost:
     """As if each token saw a whole window."""
     chosen, entry_plan, by = (facts.get(name) for name in ("chosen", "entry_plan", "by"))
     num_pairs = len(q) * facts["window"]
@@ -391,7 +319,7 @@ def recent_attend(q: Tensor, recent: LayerLatents, plan: AttentionPlan, **facts:
     return Cost(num_bytes, 4 * num_pairs * q.shape[1] * q.shape[2])
 
 
-def collapse_streams(x: Tensor, w: HyperWeights, count: int) -> Cost:
+def collapse_streams(x, w, count) -> Cost:
     return Cost(nbytes(x) + nbytes(w.weight), 2 * len(x) * w.weight.numel() + 2 * x.numel())
 
 
@@ -405,46 +333,38 @@ def _walked(states: Tensor, reads: Tensor, writes: Tensor) -> int:
 
 
 def short_conv(
-    x: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    act: str | None = None,
-    before: Tensor | None = None,
-    after: Tensor | None = None,
+    x, states, reads, writes, weight, bias=None, act=None, before=None, after=None
 ) -> Cost:
     rows = 2 * x.numel() * x.element_size() + nbytes(before, after)
     num_bytes = rows + nbytes(weight, bias) + _walked(states, reads, writes)
     return Cost(num_bytes, 2 * x.numel() * len(weight))
 
 
-def mamba_scan(x: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+def mamba_scan(x, states, reads, writes, **other) -> Cost:
     rows = 2 * nbytes(x) + nbytes(*other.values())
     per_token = states[:1].numel()
     return Cost(rows + _walked(states, reads, writes), 6 * len(x) * per_token)
 
 
-def mamba2_scan(x: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+def mamba2_scan(x, states, reads, writes, **other) -> Cost:
     return mamba_scan(x, states, reads, writes, **other)
 
 
-def gated_delta(v: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+def gated_delta(v, states, reads, writes, **other) -> Cost:
     return mamba_scan(v, states, reads, writes, **other)
 
 
-def channel_delta(v: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+def channel_delta(v, states, reads, writes, **other) -> Cost:
     tensors = {name: value for name, value in other.items() if isinstance(value, Tensor)}
     return mamba_scan(v, states, reads, writes, **tensors)
 
 
-def gated_linear(x: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+def gated_linear(x, states, reads, writes, **other) -> Cost:
     rows = 2 * nbytes(x) + nbytes(*other.values())
     return Cost(rows + _walked(states, reads, writes), 12 * x.numel())
 
 
-def gated_norm(y: Tensor, gate: Tensor, n: NormWeight | None, group: int, gate_first: bool) -> Cost:
+def gated_norm(y, gate, n, group, gate_first) -> Cost:
     weight = None if n is None else n.weight
     return Cost(2 * nbytes(y) + nbytes(gate, weight), 10 * y.numel())
 
@@ -452,30 +372,30 @@ def gated_norm(y: Tensor, gate: Tensor, n: NormWeight | None, group: int, gate_f
 # logits
 
 
-def mask_logits(logits: Tensor, rows: Tensor, mask: Tensor) -> Cost:
+def mask_logits(logits, rows, mask) -> Cost:
     """Each entry of the rows is decided on, and written at most once."""
     entries = len(rows) * logits.shape[1]
     return Cost(nbytes(mask) + entries * logits.element_size(), entries)
 
 
-def bias_logits(logits: Tensor, places: Tensor, entries: Tensor, values: Tensor) -> Cost:
+def bias_logits(logits, places, entries, values) -> Cost:
     count = len(entries)
     return Cost(nbytes(entries, values) + 2 * logits.element_size() * count, count)
 
 
-def penalize(logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor) -> Cost:
+def penalize(logits, history, places, penalties) -> Cost:
     """The ids, and their logits twice, counted as if no id came twice."""
     count = int(places[:, 3].sum())
     return Cost(count * (history.element_size() + 2 * logits.element_size()), 4 * count)
 
 
-def forbid_words(logits: Tensor, history: Tensor, places: Tensor, words: Tensor) -> Cost:
+def forbid_words(logits, history, places, words) -> Cost:
     """Each word is compared with as many tokens as it has before its last."""
     compared = words[:, 1:-1].numel()
     return Cost(nbytes(words) + compared * history.element_size(), compared)
 
 
-def greedy(logits: Tensor) -> Cost:
+def greedy(logits) -> Cost:
     return Cost(nbytes(logits), logits.numel())
 
 
@@ -487,5 +407,5 @@ def weighed(logits: Tensor, **_: Any) -> Cost:
 draw = rank = weighed
 
 
-def truncate(logits: Tensor, settings: Tensor) -> Cost:
+def truncate(logits, settings) -> Cost:
     return Cost(2 * nbytes(logits), 2 * logits.numel())

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from quire.ops import NormWeight
 from tests.support.op_oracle_rows import to_array
-from tests.support.running_error import FUNCTION, Approx, Stored, contract, exp, sigmoid, sqrt
+from tests.support.running_error import FUNCTION, Approx, contract, exp, sigmoid, sqrt
 
 exact = Approx.exact
 Token = Callable[[Approx, int], tuple[Approx, Approx]]
@@ -45,16 +44,7 @@ def _silu(x: Approx) -> Approx:
 
 
 def short_conv(
-    stored: Stored,
-    x: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    act: str | None = None,
-    before: Tensor | None = None,
-    after: Tensor | None = None,
+    stored, x, states, reads, writes, weight, bias=None, act=None, before=None, after=None
 ) -> dict[str, Approx]:
     inputs, taps = exact(x), exact(weight)
     if before is not None:
@@ -75,17 +65,7 @@ def short_conv(
 
 
 def mamba_scan(
-    stored: Stored,
-    x: Tensor,
-    dt: Tensor,
-    b: Tensor,
-    c: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    decay: Tensor,
-    skip: Tensor,
-    gate: Tensor | None = None,
+    stored, x, dt, b, c, states, reads, writes, decay, skip, gate=None
 ) -> dict[str, Approx]:
     inputs, steps = exact(x), _softplus(exact(dt))
 
@@ -99,18 +79,7 @@ def mamba_scan(
 
 
 def mamba2_scan(
-    stored: Stored,
-    x: Tensor,
-    dt: Tensor,
-    b: Tensor,
-    c: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    decay: Tensor,
-    skip: Tensor,
-    dt_bias: Tensor,
-    dt_limits: tuple[float, float],
+    stored, x, dt, b, c, states, reads, writes, decay, skip, dt_bias, dt_limits
 ) -> dict[str, Approx]:
     _, heads, size, dim = states.shape
     raw = _softplus(exact(dt) + exact(dt_bias))
@@ -131,54 +100,12 @@ def mamba2_scan(
     return _along_rows(x.shape, states, reads, writes, token)
 
 
-def gated_delta(
-    stored: Stored,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    decay: Tensor,
-    dt_bias: Tensor,
-) -> dict[str, Approx]:
-    _, heads, size, dim = states.shape
-    kept = exp(_softplus(exact(a) + exact(dt_bias)) * exact(decay))
-    betas = sigmoid(exact(b))
-
-    def unit(part: Tensor, t: int) -> Approx:
-        vectors = exact(to_array(part)[t].reshape(-1, size))
-        vectors = vectors / sqrt((vectors * vectors).sum() + 1e-6)
-        times = heads // len(vectors.value)
-        return Approx(np.repeat(vectors.value, times, 0), np.repeat(vectors.error, times, 0))
-
-    def token(state: Approx, t: int) -> tuple[Approx, Approx]:
-        query, key = unit(q, t) * size**-0.5, unit(k, t)
-        state = kept[t].reshape(heads, 1, 1) * state
-        seen = contract("hnd,hn->hd", state, key, size)
-        delta = (exact(v)[t].reshape(heads, dim) - seen) * betas[t].reshape(heads, 1)
-        state = state + key.reshape(heads, size, 1) * delta.reshape(heads, 1, dim)
-        return state, stored(contract("hnd,hn->hd", state, query, size).reshape(-1))
-
-    return _along_rows(v.shape, states, reads, writes, token)
+def gated_delta(stored, q, k, v, a, b, states, reads, writes, decay, dt_bias) -> dict[str, Approx]:
+    return channel_delta(stored, q, k, v, a, b, states, reads, writes, decay, dt_bias)
 
 
 def channel_delta(
-    stored: Stored,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    decay: Tensor,
-    dt_bias: Tensor,
-    bound: float | None = None,
-    strength: float = 1.0,
+    stored, q, k, v, a, b, states, reads, writes, decay, dt_bias, bound=None, strength=1.0
 ) -> dict[str, Approx]:
     _, heads, size, dim = states.shape
     rates = exact(to_array(decay).reshape(heads, 1))
@@ -208,15 +135,7 @@ def channel_delta(
 
 
 def gated_linear(
-    stored: Stored,
-    x: Tensor,
-    gates: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    positions: Tensor,
-    rate: Tensor,
-    bias: Tensor,
+    stored, x, gates, states, reads, writes, positions, rate, bias
 ) -> dict[str, Approx]:
     blocks, width = gates.shape[1], x.shape[1]
 
@@ -235,14 +154,7 @@ def gated_linear(
     return _along_rows(x.shape, states, reads, writes, token)
 
 
-def gated_norm(
-    stored: Stored,
-    y: Tensor,
-    gate: Tensor,
-    n: NormWeight | None,
-    group: int,
-    gate_first: bool,
-) -> dict[str, Approx]:
+def gated_norm(stored, y, gate, n, group, gate_first) -> dict[str, Approx]:
     entering, opened = exact(y), _silu(exact(gate))
     if gate_first or n is None:
         entering = entering * opened

@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from quire.ops import NormWeight
 from tests.support.op_oracle_rows import Array, to_array, to_tensor
 
 
 def softplus(x: float) -> float:
-    """log(1 + e^x)."""
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def silu(x: float) -> float:
-    """x / (1 + e^-x)."""
     return x / (1 + math.exp(-x))
 
 
@@ -42,17 +39,8 @@ def _along_rows(
 
 
 def short_conv(
-    x: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    act: str | None = None,
-    before: Tensor | None = None,
-    after: Tensor | None = None,
+    x, states, reads, writes, weight, bias=None, act=None, before=None, after=None
 ) -> Tensor:
-    """x [T, W] -> [T, W]."""
     inputs, taps = to_array(x), to_array(weight)
 
     def token(window: Array, t: int) -> tuple[Array, Array]:
@@ -68,19 +56,7 @@ def short_conv(
     return _along_rows(inputs.shape, states, reads, writes, token)
 
 
-def mamba_scan(
-    x: Tensor,
-    dt: Tensor,
-    b: Tensor,
-    c: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    decay: Tensor,
-    skip: Tensor,
-    gate: Tensor | None = None,
-) -> Tensor:
-    """x [T, W] -> [T, W]."""
+def mamba_scan(x, dt, b, c, states, reads, writes, decay, skip, gate=None) -> Tensor:
     inputs, steps, bs, cs, rates, skips = map(to_array, (x, dt, b, c, decay, skip))
 
     def token(state: Array, t: int) -> tuple[Array, Array]:
@@ -98,20 +74,7 @@ def mamba_scan(
     return _along_rows(inputs.shape, states, reads, writes, token)
 
 
-def mamba2_scan(
-    x: Tensor,
-    dt: Tensor,
-    b: Tensor,
-    c: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    decay: Tensor,
-    skip: Tensor,
-    dt_bias: Tensor,
-    dt_limits: tuple[float, float],
-) -> Tensor:
-    """x [T, H*P] -> [T, H*P]."""
+def mamba2_scan(x, dt, b, c, states, reads, writes, decay, skip, dt_bias, dt_limits) -> Tensor:
     inputs, steps, bs, cs = map(to_array, (x, dt, b, c))
     rates, skips, biases = map(to_array, (decay, skip, dt_bias))
     _, heads, size, dim = states.shape
@@ -134,57 +97,13 @@ def mamba2_scan(
     return _along_rows(inputs.shape, states, reads, writes, token)
 
 
-def gated_delta(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    decay: Tensor,
-    dt_bias: Tensor,
-) -> Tensor:
-    """v [T, H*D] -> [T, H*D]."""
-    qs, ks, vs, steps, betas, rates, biases = map(to_array, (q, k, v, a, b, decay, dt_bias))
-    _, heads, size, dim = states.shape
-    key_heads = qs.shape[1] // size
-
-    def unit(x: Array) -> Array:
-        return x / math.sqrt(sum(value * value for value in x) + 1e-6)
-
-    def token(state: Array, t: int) -> tuple[Array, Array]:
-        y = np.zeros((heads, dim))
-        for h in range(heads):
-            at = h * key_heads // heads * size
-            query, key = unit(qs[t, at : at + size]) / math.sqrt(size), unit(ks[t, at : at + size])
-            state[h] *= math.exp(rates[h] * softplus(steps[t, h] + biases[h]))
-            beta = 1 / (1 + math.exp(-betas[t, h]))
-            for d in range(dim):
-                seen = sum(state[h, n, d] * key[n] for n in range(size))
-                state[h, :, d] += key * beta * (vs[t, h * dim + d] - seen)
-                y[h, d] = sum(state[h, n, d] * query[n] for n in range(size))
-        return state, y.reshape(-1)
-
-    return _along_rows(vs.shape, states, reads, writes, token)
+def gated_delta(q, k, v, a, b, states, reads, writes, decay, dt_bias) -> Tensor:
+    return channel_delta(q, k, v, a, b, states, reads, writes, decay, dt_bias)
 
 
 def channel_delta(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    decay: Tensor,
-    dt_bias: Tensor,
-    bound: float | None = None,
-    strength: float = 1.0,
+    q, k, v, a, b, states, reads, writes, decay, dt_bias, bound=None, strength=1.0
 ) -> Tensor:
-    """v [T, H*D] -> [T, H*D]."""
     qs, ks, vs, steps, betas, rates, biases = map(to_array, (q, k, v, a, b, decay, dt_bias))
     _, heads, size, dim = states.shape
     key_heads, channels = qs.shape[1] // size, steps.shape[1] // heads
@@ -216,17 +135,7 @@ def channel_delta(
     return _along_rows(vs.shape, states, reads, writes, token)
 
 
-def gated_linear(
-    x: Tensor,
-    gates: Tensor,
-    states: Tensor,
-    reads: Tensor,
-    writes: Tensor,
-    positions: Tensor,
-    rate: Tensor,
-    bias: Tensor,
-) -> Tensor:
-    """x [T, W] -> [T, W]."""
+def gated_linear(x, gates, states, reads, writes, positions, rate, bias) -> Tensor:
     inputs, opened, rates, biases = map(to_array, (x, gates, rate, bias))
     width, blocks = inputs.shape[1], opened.shape[1]
     size = width // blocks
@@ -246,10 +155,7 @@ def gated_linear(
     return _along_rows(inputs.shape, states, reads, writes, token)
 
 
-def gated_norm(
-    y: Tensor, gate: Tensor, n: NormWeight | None, group: int, gate_first: bool
-) -> Tensor:
-    """y [T, W] -> [T, W]."""
+def gated_norm(y, gate, n, group, gate_first) -> Tensor:
     out, opened = to_array(y).copy(), np.vectorize(silu, otypes=[float])(to_array(gate))
     if gate_first or n is None:
         out *= opened

@@ -6,16 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.ops.mixers.streams import HyperWeights
-from tests.support.running_error import (
-    Approx,
-    Stored,
-    contract,
-    join,
-    sigmoid,
-    softmax,
-    sqrt,
-    tanh,
-)
+from tests.support.running_error import Approx, contract, join, sigmoid, softmax, sqrt, tanh
 
 exact = Approx.exact
 
@@ -46,7 +37,7 @@ def _streams(x: Tensor, n: int) -> Approx:
     return exact(x).reshape(len(x), n, x.shape[1] // n)
 
 
-def join_streams(stored: Stored, x: Tensor, other: Tensor) -> dict[str, Approx]:
+def join_streams(stored, x, other) -> dict[str, Approx]:
     return {"0": _side_by_side(exact(x), exact(other))}
 
 
@@ -56,40 +47,38 @@ def _side_by_side(x: Approx, other: Approx) -> Approx:
     return Approx(value, error)
 
 
-def enter_streams(stored: Stored, x: Tensor, others: Tensor) -> dict[str, Approx]:
+def enter_streams(stored, x, others) -> dict[str, Approx]:
     n = others.shape[1] // x.shape[1]
     found = stored(_matched(_streams(others, n), _streams(x, 1))).reshape(*others.shape)
     return {"0": _side_by_side(exact(x), found)}
 
 
-def predict_streams(stored: Stored, x: Tensor, routed: Tensor, weight: Tensor) -> dict[str, Approx]:
+def predict_streams(stored, x, routed, weight) -> dict[str, Approx]:
     n = routed.shape[1]
     streams, matrix = _streams(x, n), _shares(routed, weight).reshape(len(x), n, n)
     y = streams + contract("tij,tjc->tic", matrix, streams, n + 1)
     return {"0": stored(y).reshape(*x.shape)}
 
 
-def correct_streams(
-    stored: Stored, x: Tensor, activated: Tensor, routed: Tensor, weight: Tensor, active: int
-) -> dict[str, Approx]:
+def correct_streams(stored, x, activated, routed, weight, active) -> dict[str, Approx]:
     streams, n = _streams(x, routed.shape[1]), routed.shape[1]
     shares = (_shares(routed, weight) + 1.0).reshape(len(x), n, 1)
     new = (exact(activated) - streams[:, active]).reshape(len(x), 1, activated.shape[1])
     return {"0": stored(streams + new * shares).reshape(*x.shape)}
 
 
-def add_to_streams(stored: Stored, x: Tensor, delta: Tensor) -> dict[str, Approx]:
+def add_to_streams(stored, x, delta) -> dict[str, Approx]:
     streams = _streams(x, x.shape[1] // delta.shape[1])
     y = stored(streams + _streams(delta, 1))
     y.value[:, 0], y.error[:, 0] = streams.value[:, 0], 0.0
     return {"0": y.reshape(*x.shape)}
 
 
-def add_matched(stored: Stored, total: Tensor, y: Tensor, like: Tensor) -> dict[str, Approx]:
+def add_matched(stored, total, y, like) -> dict[str, Approx]:
     return {"0": stored(exact(total) + _matched(exact(y), exact(like)))}
 
 
-def collapse_streams(stored: Stored, x: Tensor, w: HyperWeights, count: int) -> dict[str, Approx]:
+def collapse_streams(stored, x, w, count) -> dict[str, Approx]:
     sums, mixes, width = [], [], x.shape[1] // count
     for row in exact(x).value:
         streams = exact(row)
@@ -122,7 +111,7 @@ def _transposed(x: Approx) -> Approx:
     return Approx(x.value.T, x.error.T)
 
 
-def expand_streams(stored: Stored, x: Tensor, delta: Tensor, mix: Tensor) -> dict[str, Approx]:
+def expand_streams(stored, x, delta, mix) -> dict[str, Approx]:
     n = x.shape[1] // delta.shape[1]
     weights = exact(mix)
     matrix = weights[:, n:].reshape(len(x), n, n)

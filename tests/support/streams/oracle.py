@@ -33,14 +33,13 @@ def _shares(routed: Array, weight: Array) -> Array:
     return np.array([sum(np.tanh(routed) * row) for row in weight])
 
 
-def join_streams(x: Tensor, other: Tensor) -> Tensor:
-    """Row by row."""
+def join_streams(x, other) -> Tensor:
     pairs = zip(to_array(x), to_array(other), strict=True)
     rows = [np.array([*first, *second]) for first, second in pairs]
     return to_tensor(stack(rows, x.shape[1] + other.shape[1]))
 
 
-def enter_streams(x: Tensor, others: Tensor) -> Tensor:
+def enter_streams(x, others) -> Tensor:
     """x, and the others with its magnitude."""
     width = x.shape[1]
     rows = [
@@ -50,7 +49,7 @@ def enter_streams(x: Tensor, others: Tensor) -> Tensor:
     return to_tensor(stack(rows, width + others.shape[1]))
 
 
-def predict_streams(x: Tensor, routed: Tensor, weight: Tensor) -> Tensor:
+def predict_streams(x, routed, weight) -> Tensor:
     """Each stream, and a share of each that depends on the token."""
     n, rows = routed.shape[1], []
     for row, numbers in zip(to_array(x), to_array(routed), strict=True):
@@ -63,9 +62,7 @@ def predict_streams(x: Tensor, routed: Tensor, weight: Tensor) -> Tensor:
     return to_tensor(stack(rows, x.shape[1]))
 
 
-def correct_streams(
-    x: Tensor, activated: Tensor, routed: Tensor, weight: Tensor, active: int
-) -> Tensor:
+def correct_streams(x, activated, routed, weight, active) -> Tensor:
     """Each stream, and a share of what is new in the active one."""
     n, rows = routed.shape[1], []
     for row, result, numbers in zip(*map(to_array, (x, activated, routed)), strict=True):
@@ -75,7 +72,7 @@ def correct_streams(
     return to_tensor(stack(rows, x.shape[1]))
 
 
-def add_to_streams(x: Tensor, delta: Tensor) -> Tensor:
+def add_to_streams(x, delta) -> Tensor:
     """Everything but the first stream changes."""
     width = delta.shape[1]
     y = to_array(x).copy()
@@ -84,8 +81,7 @@ def add_to_streams(x: Tensor, delta: Tensor) -> Tensor:
     return to_tensor(y)
 
 
-def collapse_streams(x: Tensor, w: HyperWeights, count: int) -> tuple[Tensor, Tensor]:
-    """Token by token, number by number."""
+def collapse_streams(x, w, count) -> tuple[Tensor, Tensor]:
     sums, mixes = [], []
     for row in to_array(x):
         size = math.sqrt(sum(value * value for value in row) / len(row) + w.norm_eps)
@@ -117,8 +113,7 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def expand_streams(x: Tensor, delta: Tensor, mix: Tensor) -> Tensor:
-    """Stream by stream."""
+def expand_streams(x, delta, mix) -> Tensor:
     rows = []
     for row, result, numbers in zip(*map(to_array, (x, delta, mix)), strict=True):
         streams = row.reshape(-1, len(result))
@@ -135,14 +130,12 @@ def expand_streams(x: Tensor, delta: Tensor, mix: Tensor) -> Tensor:
     return to_tensor(stack(rows, x.shape[1]))
 
 
-def add_matched(total: Tensor, y: Tensor, like: Tensor) -> Tensor:
-    """The sum, token by token."""
+def add_matched(total, y, like) -> Tensor:
     parts = zip(*map(to_array, (total, y, like)), strict=True)
     return to_tensor(stack([a + _matched(b, c) for a, b, c in parts], total.shape[1]))
 
 
-def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Tensor:
-    """Token by token."""
+def sparse_gated(gate_up, act, deviations) -> Tensor:
     width, f = gate_up.shape[1] // 2, _ACTIVATIONS[act]
     rows = []
     for row in to_array(gate_up):
@@ -153,14 +146,12 @@ def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Tensor:
     return to_tensor(stack(rows, width))
 
 
-def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Tensor:
-    """Token by token."""
+def bounded_gated(gate_up, act, bound) -> Tensor:
     width = gate_up.shape[1] // 2
     rows = [bounded(row, act, bound) for row in to_array(gate_up)]
     return to_tensor(stack(rows, width))
 
 
-def clamped_gated(gate_up: Tensor, limit: float) -> Tensor:
-    """Token by token."""
+def clamped_gated(gate_up, limit) -> Tensor:
     width = gate_up.shape[1] // 2
     return to_tensor(stack([limited(row, limit) for row in to_array(gate_up)], width))
