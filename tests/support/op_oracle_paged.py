@@ -42,7 +42,6 @@ class OracleKV:
         self.keys[slots], self.values[slots] = keys, values
 
     def slots_of(self, block: int) -> slice:
-        """The slots of a block."""
         return slice(block * self.block_size, (block + 1) * self.block_size)
 
 
@@ -303,17 +302,14 @@ class OracleHeads:
 
     @property
     def heads(self) -> int:
-        """How many weights."""
         return len(self.weight)
 
     @property
     def in_features(self) -> int:
-        """Columns of a weight."""
         return int(self.weight.shape[2])
 
     @property
     def out_features(self) -> int:
-        """Rows of a weight."""
         return int(self.weight.shape[1])
 
 

@@ -140,12 +140,10 @@ class OracleLinear:
 
     @property
     def in_features(self) -> int:
-        """Columns of the weight."""
         return int(self.weight.shape[1])
 
     @property
     def out_features(self) -> int:
-        """Rows of the weight."""
         return int(self.weight.shape[0])
 
     def __call__(self, x: Array) -> Array:
@@ -278,7 +276,6 @@ class OracleExperts:
 
     @property
     def experts(self) -> int:
-        """How many experts."""
         return len(self.pairs)
 
 

@@ -62,7 +62,6 @@ class Approx:
         return Approx(self.value[at], self.error[at])
 
     def reshape(self, *shape: int) -> Approx:
-        """The same numbers in another shape."""
         return Approx(self.value.reshape(shape), self.error.reshape(shape))
 
     def __add__(self, other: Approx | float) -> Approx:
@@ -121,7 +120,6 @@ def contract(subscripts: str, a: Approx, b: Approx, count: int) -> Approx:
 
 
 def sqrt(x: Approx) -> Approx:
-    """Square roots."""
     value = np.sqrt(x.value)
     return Approx(value, x.error / (2 * value) + DIVISION * value)
 
@@ -135,7 +133,6 @@ def exp(x: Approx) -> Approx:
 
 
 def log(x: Approx) -> Approx:
-    """Logarithms."""
     value = np.log(x.value)
     return Approx(value, x.error / x.size + FUNCTION * np.abs(value))
 
@@ -149,7 +146,6 @@ def tanh(x: Approx) -> Approx:
 
 
 def sigmoid(x: Approx) -> Approx:
-    """1 / (1 + exp(-x))."""
     value = 1 / (1 + np.exp(-x.value))
     return Approx(value, value * ((1 - value) * (x.error + x.size) + FUNCTION))
 

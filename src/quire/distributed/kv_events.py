@@ -165,7 +165,6 @@ class EventPublisher:
         self._thread.start()
 
     def publish(self, batch: KVEventBatch) -> None:
-        """Queue a batch."""
         self._batches.add(to_msgpack(batch))
         if self._batches.num_dropped and not self._has_warned:
             self._has_warned = True

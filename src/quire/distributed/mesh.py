@@ -49,7 +49,6 @@ class MeshPlace:
 
     @property
     def rank(self) -> int:
-        """The number of the worker in its core."""
         return self.pp_rank * self.mesh.tp + self.tp_rank
 
     @property

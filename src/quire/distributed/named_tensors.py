@@ -29,7 +29,6 @@ class TensorMeta(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property

@@ -55,7 +55,6 @@ class PeerListener:
             found.close()
 
     def close(self) -> None:
-        """Listen no more."""
         self._socket.close()
 
 

@@ -89,7 +89,6 @@ class StatelessProcessGroup:
         return [self.broadcast_obj(obj, src) for src in range(self.world_size)]
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
         self._num_barriers += 1
         key = f"barrier/{self._num_barriers}"
         if self.store.add(key, 1) == self.world_size:
@@ -228,7 +227,6 @@ class PyNcclCommunicator:
         return self._host if not self.disabled and isinstance(self._host, HostReceiver) else None
 
     def destroy(self) -> None:
-        """Leave the group."""
         if not self.disabled and self._host is not None:
             self._host.close()
         self.disabled = True

@@ -51,7 +51,6 @@ class LocalWorkers:
 
     @property
     def worker(self) -> Worker:
-        """The first worker."""
         return self.workers[0]
 
     @property

@@ -179,7 +179,6 @@ class Worker(WeightMethods, WorkerViews):
         return getattr(self.connected_rank, method)(*args)
 
     def close(self) -> None:
-        """Release the worker."""
         if self.connected_rank is not None:
             self.connected_rank.close()
         if self.model_runner.transfers is not None:
@@ -196,7 +195,6 @@ class Worker(WeightMethods, WorkerViews):
             return function(*args, **kwargs)
 
     def get_model(self) -> RunnableModel:
-        """The model that this worker runs."""
         return self.model_runner.model
 
     def apply_model(self, func: Callable[[RunnableModel], Any]) -> Any:

@@ -86,7 +86,6 @@ class WorkerConfig:
 
     @property
     def weights_format(self) -> LoadFormat:
-        """The format of the weights' files."""
         return cast(LoadFormat, self.model.load_format)
 
     @property

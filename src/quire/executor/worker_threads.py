@@ -45,7 +45,6 @@ class WorkerThreads:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """End the threads."""
         for pool in self._pools:
             pool.shutdown()
 

@@ -40,7 +40,6 @@ class Tile:
 
     @property
     def num_tokens(self) -> int:
-        """New tokens."""
         return self.tokens.stop - self.tokens.start
 
 

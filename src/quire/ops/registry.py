@@ -84,7 +84,6 @@ class Op(Generic[R_co]):
         return self.definition
 
     def __call__(self, *args: Any, **kwargs: Any) -> R_co:
-        """Run the definition."""
         return self.definition(*args, **kwargs)
 
 

@@ -153,7 +153,6 @@ class BlockTransfers:
             self._copying.submit(partial(self._load, _Load(number, len(blocks)), blocks, mark))
 
     def take_report(self) -> TransferReport:
-        """Return what has happened since the last time."""
         self._look_at_reads()
         with self._lock:
             report = self._report
@@ -172,7 +171,6 @@ class BlockTransfers:
             logger.warning("K/V is not read from files for %g s: the disk is too slow.", _RETRY_S)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for something to report."""
         self._has_news.wait(timeout_s)
 
     def settle(self) -> None:

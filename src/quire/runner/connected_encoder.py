@@ -35,11 +35,9 @@ class ConnectedEncoder:
 
     @property
     def max_rows(self) -> int:
-        """See `Encoder`."""
         return self._encoder.max_rows
 
     def encode(self, items: Sequence[MediaItem]) -> Sequence[Tensor]:
-        """See `Encoder`."""
         weights = self._name_of_weights()
         if weights is None:
             return self._encoder.encode(items)

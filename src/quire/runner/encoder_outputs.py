@@ -127,7 +127,6 @@ class EncoderOutputs:
             self._spans[row.row] = row.embedded
 
     def remove_row(self, row: int) -> None:
-        """The request leaves the row."""
         self._spans.pop(row, None)
 
     def clear(self) -> None:
@@ -136,7 +135,6 @@ class EncoderOutputs:
         self._failed.clear()
 
     def bytes_of(self, num_rows: int) -> int:
-        """The memory of so many rows."""
         parts = (self._embeds, *self._deep)
         return num_rows * sum(part.shape[1] * part.element_size() for part in parts)
 

@@ -91,7 +91,6 @@ class IdleHead:
         self.tasks = tasks
 
     def needs_host_ids(self, params: RequestParams) -> bool:
-        """Return False: this worker needs no ids on the host."""
         return False
 
     def add_row(self, new: NewRow) -> None:
@@ -101,5 +100,4 @@ class IdleHead:
         """Do nothing: this head has no state per row."""
 
     def begin(self, inputs: StepInputs) -> HeadStep | None:
-        """Take no part in the step."""
         return None

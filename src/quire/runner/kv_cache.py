@@ -93,7 +93,6 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all blocks in bytes."""
         parts = (part.untyped_storage() for view in self._views for part in view.parts)
         # views of one slot share their memory, which counts once
         return sum({storage.data_ptr(): storage.nbytes() for storage in parts}.values())

@@ -55,11 +55,9 @@ class PromptTensors:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that `to_host` needs on the host."""
         return [self.token_ids, self.values, self.ranks]
 
     def to_host(self, values: Sequence[Tensor]) -> PromptLogprobs:
-        """The columns, given the values of `tensors` on the host."""
         return PromptLogprobs(self.handle, *(value.numpy() for value in values))
 
 
@@ -72,11 +70,9 @@ class PromptScoreTensors:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that `to_host` needs on the host."""
         return [self.scores]
 
     def to_host(self, values: Sequence[Tensor]) -> PromptTokenScores:
-        """The scores, given the values of `tensors` on the host."""
         return PromptTokenScores(self.handle, values[0].numpy())
 
 

@@ -52,7 +52,6 @@ class ExpertRecorder:
         """Do nothing: the next request in the row sets its own start."""
 
     def begin(self, inputs: StepInputs) -> RoutedStep:
-        """The part of a step."""
         return RoutedStep(self, inputs)
 
     def store(self, inputs: StepInputs, experts: Sequence[Tensor]) -> None:
@@ -87,12 +86,10 @@ class ExpertRecorder:
         return self._chosen.index_select(0, self._device.send(np.concatenate(slots)))
 
     def note(self, spans: Sequence[_Span]) -> None:
-        """The spans are reported."""
         for span in spans:
             self._reported[span.row] = span.end
 
     def handle(self, row: int) -> int:
-        """The handle of the request in a row."""
         return int(self._rows.handles[row])
 
 
@@ -127,7 +124,6 @@ class RoutedStep:
         self._routed.note(self._spans)
 
     def report(self, values: Sequence[Tensor], output: RunnerOutput) -> None:
-        """Report each row's choices."""
         lengths = [span.end - span.first for span in self._spans]
         parts: Any = values[0].numpy()
         ends = np.cumsum(lengths).tolist()

@@ -183,14 +183,12 @@ class NoTokens:
 
     @property
     def stage_output(self) -> StageOutput:
-        """Output for the next stage: no hidden states."""
         return StageOutput(None, self._result.failed_encodings)
 
     def sample(self, mask: GrammarMask | None = None) -> None:
         """Do nothing: there is nothing to draw."""
 
     def drafts(self, row: int, count: int) -> list[int]:
-        """Return []: the step verifies none."""
         return []
 
     def compute(self, mask: GrammarMask | None = None) -> None:
@@ -206,7 +204,6 @@ class NoTokens:
         return None
 
     def result(self) -> RunnerOutput:
-        """Return an empty output."""
         return RunnerOutput(self._result)
 
 
@@ -297,11 +294,9 @@ class ModelRunner(RunnerViews):
             rows.parts.append(media)
 
     def register(self, kind: type[RequestParams], head: RowHead) -> None:
-        """Use `head` for rows whose parameters are of this type."""
         self.heads.register(kind, head)
 
     def needs_host_ids(self, params: RequestParams) -> bool:
-        """Whether a request with these parameters must not be scheduled ahead of its last id."""
         return self.heads.of(params).needs_host_ids(params)
 
     @torch.inference_mode()
@@ -394,7 +389,6 @@ class ModelRunner(RunnerViews):
         return [(part, self.device.fetch(tensors)) for part, tensors in computed]
 
     def advance(self, inputs: StepInputs) -> None:
-        """Advance the rows to the end of a step."""
         self.rows.advance(inputs.rows, inputs.counts, inputs.sampled)
 
     def await_tokens(self, step: Step) -> None:

@@ -32,7 +32,6 @@ class TokenFollower(IdleHead):
         self._forward = forward
 
     def begin(self, inputs: StepInputs) -> FollowerStep:
-        """Stage the step in which the ids are received."""
         return FollowerStep(self._rows, self._group, self._forward, inputs)
 
 

@@ -177,7 +177,6 @@ class TokenStep:
             self._head.prompt_logprobs.remove_row(row)
 
     def report(self, values: Sequence[Tensor], output: RunnerOutput) -> None:
-        """Report ids and log-probabilities, and the prompts that are complete."""
         left = iter(values)
         sampled = self._sampled.to_host([next(left) for _ in self._sampled.tensors])
         prompts = [p.to_host([next(left) for _ in p.tensors]) for p in self._prompt_parts]

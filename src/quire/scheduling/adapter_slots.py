@@ -55,7 +55,6 @@ class SlotAllocator:
     # queried by the scheduler
 
     def begin(self) -> None:
-        """Start the planning of a step."""
         self.wanted.clear()
         self._closed.clear()
         self._num_reserved = 0
@@ -112,7 +111,6 @@ class SlotAllocator:
 
     @property
     def in_slots(self) -> Collection[int]:
-        """The adapters that have slots."""
         return self._slots.keys()
 
     @property

@@ -204,7 +204,6 @@ class Lease:
         pool.touch(self.blocks)
 
     def end(self) -> None:
-        """Give the blocks back."""
         self._pool.release(self.blocks)
         self.blocks = ()
 

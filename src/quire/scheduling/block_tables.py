@@ -435,7 +435,6 @@ class BlockTables:
         return max(self._decode_chunk, max((stop - start for start, stop in wholes), default=0))
 
     def _key(self, request: Request, group: int, index: int) -> tuple[bytes, int]:
-        """The key of the group's block at a table index."""
         stride = self.groups[group].block_size // self.key_size
         return request.keys[(index + 1) * stride - 1], group
 

@@ -79,7 +79,6 @@ class ConnectedRequests:
 
     @property
     def num_loading(self) -> int:
-        """Loads that have not ended."""
         return len(self._loads)
 
     @property
@@ -94,7 +93,6 @@ class ConnectedRequests:
 
     @property
     def num_leased(self) -> int:
-        """Blocks under a lease."""
         leases = [*self._sends.values(), *(lease for _, lease in self._loads.values())]
         return sum(len(lease.blocks) for lease in leases)
 
@@ -190,11 +188,9 @@ class ConnectedRequests:
                 load.request, load.is_ready = None, True
 
     def is_loading(self, handle: int) -> bool:
-        """Whether this request's load has not ended."""
         return handle in self._loads
 
     def blocks_of(self, handle: int) -> Sequence[int]:
-        """The blocks that are loaded for a request."""
         return self._loads[handle][1].blocks
 
     def is_leased_to_load(self, block: int) -> bool:

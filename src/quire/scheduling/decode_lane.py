@@ -107,7 +107,6 @@ class DecodeLane:
         return end - self.position(request)
 
     def is_current(self, cohort: Cohort | None) -> bool:
-        """Whether these are the members."""
         return cohort is not None and cohort is self._cohort
 
     def cohort(self) -> Cohort | None:

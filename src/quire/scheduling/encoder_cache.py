@@ -113,7 +113,6 @@ class EncoderCache:
             self._known.setdefault(digest, [count, 0])[1] += 1
 
     def remove(self, request: Request) -> None:
-        """A request has ended."""
         for digest in {item.digest for item in request.media}:
             known = self._known[digest]
             known[1] -= 1

@@ -218,18 +218,15 @@ class StopWatch:
         return len(self._counts)
 
     def add(self, request: Request) -> None:
-        """Watch the stop ids of a request that got a row."""
         self._counts.update(request.stop_ids)
 
     def remove(self, request: Request) -> None:
-        """Stop watching the ids of a request that left its row."""
         for token in request.stop_ids:
             self._counts[token] -= 1
             if self._counts[token] == 0:
                 del self._counts[token]
 
     def may_stop(self, token_ids: Iterable[int]) -> bool:
-        """Whether one of these ids is watched."""
         return not self._counts.keys().isdisjoint(token_ids)
 
 
@@ -309,7 +306,6 @@ class BlockBudget:
         self._outstanding = 0
 
     def begin(self) -> None:
-        """Start the planning of a step."""
         self._num_counted = self._outstanding = 0
 
     @property

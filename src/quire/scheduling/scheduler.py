@@ -498,7 +498,6 @@ class Scheduler:
         return plan
 
     def _advance(self, step: InFlightStep) -> None:
-        """Advance the requests to the end of the planned step."""
         self.lane.advance()
         for request in step.ending.values():
             self.lane.leave(request)

@@ -31,7 +31,6 @@ class SourceBlocks:
         """Names of sources whose blocks a running request will have written soon."""
 
     def num_needed(self, request: Request) -> int:
-        """The blocks that the request's source takes."""
         return sum(group.num_source_blocks(_num_rows(request)) for group in self._groups.values())
 
     def find(self, request: Request, name: bytes) -> None:

@@ -78,12 +78,10 @@ class Transfers:
 
     @property
     def num_leased(self) -> int:
-        """Blocks under a lease."""
         return sum(len(lease.blocks) for lease in self._leases.values())
 
     @property
     def num_under_way(self) -> int:
-        """Transfers that have not ended."""
         return len(self._leases)
 
     # Loads

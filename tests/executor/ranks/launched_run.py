@@ -23,7 +23,6 @@ ASKED = [
 
 
 def answers(llm: LLM) -> list[list[int]]:
-    """The ids of all requests."""
     prompts, params = zip(*ASKED, strict=True)
     return [list(each.outputs[0].token_ids) for each in llm.generate(list(prompts), list(params))]
 

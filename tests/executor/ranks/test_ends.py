@@ -72,7 +72,6 @@ class Link:
         return
 
     def end(self):
-        """The rank's process ends."""
         self._ends[1].close()
 
     def close(self):

@@ -28,7 +28,6 @@ class OracleBank:
         return [pair for pair in self.slots.get(slot, []) if pair is not None]
 
     def added(self, slot: int, x: Array) -> Array:
-        """What a slot adds to a product of x [in]."""
         total = np.zeros(self.shape.out_features)
         for a, b in self.pairs(slot):
             total += b @ np.array([sum(x * row) for row in a])

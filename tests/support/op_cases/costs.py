@@ -179,7 +179,6 @@ def blocks(
     src_ids: BlockIds = (),
     dst_ids: BlockIds = (),
 ) -> Cost:
-    """Blocks that are read and written."""
     count = len(block_ids) + len(src_ids)
     return Cost(2 * count * sum(part[:1].nbytes for part in kv.parts))
 

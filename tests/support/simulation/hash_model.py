@@ -206,7 +206,6 @@ class HashRunner:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether it drafts."""
         return self._drafter is not None
 
     def drafts(self, row: int) -> list[int]:

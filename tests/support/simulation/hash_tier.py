@@ -34,20 +34,16 @@ class HashTier:
     # What the scheduler asks
 
     def has(self, key: BlockKey) -> bool:
-        """See `Tier.has`."""
         return key in self._contents
 
     def wants(self, key: BlockKey) -> bool:
-        """See `Tier.wants`."""
         is_known = key in self._contents or key in self._storing
         return not is_known and self._random.random() < self._share
 
     def stored(self, key: BlockKey) -> None:
-        """See `Tier.stored`."""
         assert key in self._contents or len(self._contents) >= self._capacity
 
     def wait(self, timeout_s: float) -> None:
-        """See `Tier.wait`."""
         raise AssertionError("the scheduler never blocks")
 
     # Copies

@@ -120,7 +120,6 @@ class HashStep:
         """It has."""
 
     def result(self) -> RunnerOutput:
-        """The ids."""
         return self._output
 
 
@@ -132,12 +131,10 @@ class HashExecutor:
         self._before = before
 
     def launch(self, plan: StepPlan) -> HashStep:
-        """Run the plan."""
         self._before(plan)
         return HashStep(self._runner, plan)
 
     def needs_host_ids(self, params: RequestParams) -> bool:
-        """No."""
         return False
 
     def collective_rpc(self, method: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -298,7 +295,6 @@ class SimulatedCores:
 
     @property
     def engine_indices(self) -> Sequence[int]:
-        """All of them."""
         return list(self.links)
 
     def assign(self, request: EngineCoreRequest) -> int:
@@ -329,7 +325,6 @@ class SimulatedCores:
                 self.links[index].wire.send(lambda life, h=handle: life.core.abort_requests([h]))
 
     def engine_of(self, handle: int) -> int | None:
-        """Who has it."""
         return self._owners.get(handle)
 
     def is_dead(self, engine_index: int) -> bool:

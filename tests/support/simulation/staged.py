@@ -99,7 +99,6 @@ class StageRunner(ModelRunner):
 
     @staticmethod
     def ids_of(batch: Batch, *, samples_all: bool) -> HiddenStates:
-        """The ids themselves."""
         return HiddenStates(cast(torch.Tensor, batch))
 
     def _prepare(self, plan: StepPlan) -> None:
@@ -158,11 +157,9 @@ class LastStep:
         """It has."""
 
     def result(self) -> RunnerOutput:
-        """The ids."""
         return self._output
 
     def new_tokens(self) -> NewTokens | None:
-        """What the rows got."""
         return self._new if self._has_tokens else None
 
 

@@ -240,22 +240,18 @@ class PeerConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def port(self) -> int:
-        """See `WorkerSide`."""
         assert self.server is not None, "it sends"
         return self.server.port
 
     def hold(self, remote: Remote) -> None:
-        """See `WorkerSide`."""
         assert self.client is not None, "it loads"
         self.client.hold(self._of_same_rank(remote))
 
     def release(self, remote: Remote) -> None:
-        """See `WorkerSide`."""
         assert self.client is not None, "it loads"
         self.client.release(self._of_same_rank(remote))
 
     def offer(self, lease: str, request_id: str, blocks: Mapping[BlockKey, int]) -> bool:
-        """See `WorkerSide`."""
         assert self.server is not None, "it sends"
         return self.server.offer(lease, request_id, blocks)
 

@@ -55,13 +55,11 @@ class ConnectorRequest:
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The ids of the prompt."""
         ids: list[int] = self._request.prompt_token_ids
         return ids
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The ids of the output so far."""
         ids: list[int] = self._request.output_token_ids
         return ids
 
@@ -79,13 +77,11 @@ class ConnectorRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The length of the prompt."""
         count: int = self._request.num_prompt_tokens
         return count
 
     @property
     def num_output_tokens(self) -> int:
-        """The length of the output."""
         return len(self._request.output_token_ids)
 
     @property
@@ -96,18 +92,15 @@ class ConnectorRequest:
 
     @property
     def num_preemptions(self) -> int:
-        """Number of its preemptions."""
         count: int = self._request.num_preemptions
         return count
 
     @property
     def sampling_params(self) -> Any:
-        """The parameters of a generation."""
         return self._request.params if self._request.generates else None
 
     @property
     def pooling_params(self) -> Any:
-        """The parameters of a pooling request."""
         return None if self._request.generates else self._request.params
 
     @property
@@ -149,7 +142,6 @@ class ConnectorRequest:
         """None: contents of adapters are in the names of blocks."""
 
     def is_finished(self) -> bool:
-        """Whether it has ended."""
         return RequestStatus.is_finished(self.status)
 
 
@@ -210,7 +202,6 @@ class CachedRequestData:
 
     @property
     def num_reqs(self) -> int:
-        """The number of requests."""
         return len(self.req_ids)
 
 

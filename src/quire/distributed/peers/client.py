@@ -161,7 +161,6 @@ class PeerClient:
         is_done.wait()
 
     def close(self) -> None:
-        """End the thread."""
         self._is_closed = True
         self._submit(lambda: None)
         self._thread.join()

@@ -193,7 +193,6 @@ class PeerServer:
                 self._drop(name)
 
     def close(self) -> None:
-        """End the thread."""
         self._is_closed = True
         self._thread.join()
         self._context.destroy(_LINGER_MS)

@@ -75,7 +75,6 @@ class ConnectedRank:
         return sorted(sent or ()), sorted(loaded or ()), sorted(bad), self._half.counts
 
     def offer(self, lease: str, request_id: str, blocks: Sequence[tuple[bytes, int, int]]) -> bool:
-        """See `WorkerSide`."""
         return self._half.offer(lease, request_id, {(k, g): block for k, g, block in blocks})
 
     def withdraw(self, lease: str) -> None:
@@ -96,7 +95,6 @@ class ConnectedRank:
         self._worker.forget_root()
 
     def close(self) -> None:
-        """The worker ends."""
         if self._worker is not None:
             self._worker.close()
 
@@ -125,15 +123,12 @@ class ConnectedRanks:
     # The side that the scheduler's half reaches
 
     def hold(self, remote: Remote) -> None:
-        """See `WorkerSide`."""
         self._commands.append(["hold", list(remote)])
 
     def release(self, remote: Remote) -> None:
-        """See `WorkerSide`."""
         self._commands.append(["release", list(remote)])
 
     def offer(self, lease: str, request_id: str, blocks: Mapping[BlockKey, int]) -> bool:
-        """See `WorkerSide`."""
         plain = [[key, group, block] for (key, group), block in blocks.items()]
         if all(self._call("offer", lease, request_id, plain)):
             self._sends[request_id] = 0

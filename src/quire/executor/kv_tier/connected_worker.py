@@ -134,7 +134,6 @@ class ConnectedWorker:
         self._connector.wait_for_news(timeout_s)
 
     def close(self) -> None:
-        """The engine ends."""
         self._connector.shutdown()
 
 

@@ -62,11 +62,9 @@ class TieredEncoder:
 
     @property
     def max_rows(self) -> int:
-        """See `Encoder`."""
         return self._encoder.max_rows
 
     def encode(self, items: Sequence[MediaItem]) -> Sequence[Tensor]:
-        """See `Encoder`."""
         tier = self._tier
         if tier is None:
             return self._encoder.encode(items)

@@ -38,7 +38,6 @@ class RankBoard:
 
     @classmethod
     def open(cls, size: int) -> RankBoard:
-        """A new board."""
         fd = os.memfd_create("quire-ranks", os.MFD_CLOEXEC)
         os.ftruncate(fd, size * _WORDS * 8)
         return cls(fd, size)

@@ -81,7 +81,6 @@ class RankLink:
         return found
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
 
     def _wait_to_send(self) -> None:

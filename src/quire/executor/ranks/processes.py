@@ -69,7 +69,6 @@ class RankProcesses:
         return _error_of(*said) if said else LoadError(f"{self.titles[rank]} {ending}.")
 
     def kill(self) -> None:
-        """End all processes at once."""
         for child in self.children:
             child.kill()
 

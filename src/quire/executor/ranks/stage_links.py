@@ -86,7 +86,6 @@ class StageLinks:
             raise ExchangeAborted("the next stage is gone") from error
 
     def close(self) -> None:
-        """Close the links."""
         for link in (self._before, self._after):
             if link is not None:
                 link.close()

@@ -50,7 +50,6 @@ class RankWiring:
     rejoin: Callable[[int], None]
 
     def close(self) -> None:
-        """Close the links."""
         self.link.close()
         self.aside.close()
         self.stages.close()

@@ -91,7 +91,6 @@ class Rooms:
         return torch.frombuffer(pages, dtype=torch.uint8)
 
     def clear(self) -> None:
-        """Give the memory back."""
         self._kept = [None, None]
 
 

@@ -17,11 +17,9 @@ class WeightMethods:
     world_size: int
 
     def connect_trainer(self, init_info: dict[str, Any]) -> None:
-        """Meet a trainer."""
         self.weights.connect(init_info)
 
     def disconnect_trainer(self) -> None:
-        """Leave it."""
         self.weights.disconnect()
 
     def begin_update(self, is_draft: bool) -> None:

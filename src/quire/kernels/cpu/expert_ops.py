@@ -93,7 +93,6 @@ class ExpertOps(NativeOps):
         )
 
     def experts_of(self, up: tuple[CpuLinear, ...], down: tuple[CpuLinear, ...]) -> CpuExperts:
-        """The experts of these packed weights."""
         native = torch.empty(2, len(up), self._native.packed_weight_bytes, dtype=torch.uint8)
         for places, weights in zip(native, (up, down), strict=True):
             for place, weight in zip(places, weights, strict=True):

@@ -78,7 +78,6 @@ class CpuRuntime:
 
     @property
     def num_threads(self) -> int:
-        """Threads that compute."""
         return int(self.pool.size)
 
     @contextmanager

@@ -173,7 +173,6 @@ class CodedWeight:
         return replace(self, group=group, scales=repeated(self.scales), zeros=zeros)
 
     def scaled(self, factor: float) -> CodedWeight:
-        """The weight times a number."""
         return self if factor == 1.0 else replace(self, scales=self.scales.float() * factor)
 
     def reordered(self, order: Tensor) -> CodedWeight:

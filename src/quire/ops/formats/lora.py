@@ -58,7 +58,6 @@ class LoraShape:
 
     @property
     def out_features(self) -> int:
-        """The outputs of the product."""
         return sum(piece.size for piece in self.pieces)
 
     @property

@@ -41,7 +41,6 @@ class Drafting:
         """Rows whose requests the drafter could not take."""
 
     def add_row(self, new: NewRow) -> None:
-        """A request has got a row."""
         if self.drafter is None:
             return
         try:
@@ -53,7 +52,6 @@ class Drafting:
             self._note_failure()
 
     def remove_row(self, row: int) -> None:
-        """A request has left its row."""
         self.pace.forget(row)
         if self.drafter is None:
             return
@@ -115,7 +113,6 @@ class Drafting:
         return counts
 
     def _note_failure(self) -> None:
-        """Log the exception that is being handled."""
         self._num_failures += 1
         logger.exception("the drafter failed: a step goes without drafts")
         if self._num_failures >= _MOST_FAILURES:

@@ -111,7 +111,6 @@ class RecordedForward:
         self._plain = self._adapted = self._now = None
 
     def record(self) -> None:
-        """Record over the weights and the KV memory that there are now."""
         self._runtime.expect_weights(sum(x.nbytes for x in self._model.weight_tensors()))
         self._plain = self._record(has_adapters=False)
         if self._inputs.adapter_slots is not None:
@@ -228,7 +227,6 @@ class _First:
         return tensor is self._part
 
     def of(self, count: int) -> Tensor:
-        """Return whole[:count]."""
         if len(self._part) != count:
             self._part = self._whole[:count]
         return self._part
@@ -243,7 +241,6 @@ class _FirstStates:
         self._experts = [_First(chosen) for chosen in whole.experts]
 
     def of(self, count: int) -> HiddenStates:
-        """Return the hidden states of the first `count` tokens."""
         return HiddenStates(
             self.last.of(count),
             tuple([aux.of(count) for aux in self._aux]),

@@ -24,7 +24,6 @@ class PartialSum:
 
     @property
     def total(self) -> Tensor:
-        """The sum of all tokens."""
         return self.spans + self.rest
 
     def of(self, prompt: int) -> PartialSum:

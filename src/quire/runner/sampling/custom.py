@@ -42,13 +42,11 @@ class CustomProcessors:
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
     ) -> None:
-        """Add a request in a row."""
         if self._processors:
             member = Member(params, list(prompt_token_ids), list(output_token_ids))
             self._members[row] = member
 
     def remove(self, row: int) -> None:
-        """Remove the request in a row."""
         self._members.pop(row, None)
 
     def members(self, rows: Sequence[int]) -> list[Member]:

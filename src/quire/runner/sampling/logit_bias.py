@@ -42,11 +42,9 @@ class Biases:
         self._rows.add(row, _Own(ids, np.array(list(values.values()), dtype=np.float32)))
 
     def remove(self, row: int) -> None:
-        """Remove the biases of a row."""
         self._rows.remove(row)
 
     def edit(self, places: Sequence[EditedRow], stage: Stage) -> Edit:
-        """Return the edit that adds the values of these rows."""
         entries, values = self._rows.of([place.row for place in places])
         at = staged(places, [0] * len(places), stage)
         return partial(self._ops.bias_logits, places=at, entries=entries, values=values)

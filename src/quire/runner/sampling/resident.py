@@ -28,12 +28,10 @@ class Resident(Generic[Own]):
         return self._values[row]
 
     def add(self, row: int, value: Own) -> None:
-        """Add the value of a request that enters a row."""
         self._values[row] = value
         self._joined = None
 
     def remove(self, row: int) -> None:
-        """Remove the value of a request that leaves its row."""
         del self._values[row]
         self._joined = None
 

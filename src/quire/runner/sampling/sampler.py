@@ -123,12 +123,10 @@ class SamplerOutput:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that `to_host` reads."""
         described = [] if self.logprobs is None else self.logprobs.tensors
         return [self.token_ids, self.peaks, *described]
 
     def to_host(self, values: Sequence[Tensor]) -> SampledTokens:
-        """Return the sampled tokens, given the values of `tensors` on the host."""
         token_ids, peaks, *described = values
         errors = _errors_of(peaks)
         nans = {i: self.nans.get(i, 1) for i in errors if math.isnan(peaks[i])}  # 1 at least
@@ -455,7 +453,6 @@ class Sampler:
         return describe_sampled(self._ops, self._mode, asked, logits, raw, settings, own)
 
     def _sent(self, indices: list[int]) -> Tensor:
-        """Send indices of rows to the device."""
         return self._send(np.array(indices, dtype=np.int64))
 
     def _takes_largest(self, state: _RowState) -> bool:
