@@ -313,7 +313,7 @@ async def prime_rl(base: Path) -> float:
         *("--kv-cache-memory-bytes", str(1 << 22), "--enable-lora"),
         *("--worker-extension-cls", WORKERS + "PrimeWorker"),
     ]
-    os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    os.environ["QUIRE_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
     engine = async_engine(old, enable_lora=True, worker_extension_cls=WORKERS + "PrimeWorker")
     tasks = await engine.get_supported_tasks()

@@ -76,14 +76,13 @@ class Worker(WeightMethods, WorkerViews):
         adapters: AdapterSupport | None = None,
         stored: PackedWeights | None = None,
         weights: WorkerWeights | None = None,
-        vllm_config: Any = None,
         place: tuple[int, int, int] = (0, 1, 1),
     ) -> None:
         """`save` writes the worker's weights; None: the model is one of transformers. `profiler`
         None: profiling is not possible. `adapters` None: the engine has none. `stored`: packed
         weights that are kept for later starts; None: none are. `weights` None: the model's are
-        those of the start. `vllm_config`: the engine's plan, for extensions. `place`: the number of
-        the core, and of the workers that share a layer and that run the model.
+        those of the start. `place`: the number of the core, and of the workers that share a layer
+        and that run the model.
         """
         self.model_runner = runner
         self.facts = facts
@@ -102,7 +101,6 @@ class Worker(WeightMethods, WorkerViews):
         """Names what the tokens depend on; see `name_origin`."""
         self.weights = weights or WorkerWeights(runner.model, None, None)
         self.dp_rank, self.tp_size, self.world_size = place
-        self.vllm_config = vllm_config
         self._launch = runner.launch if profiler is None else self._launch_profiled
         self.launch = self._launch
         self.weights.on_pending = self._settle_at_launch
@@ -117,26 +115,6 @@ class Worker(WeightMethods, WorkerViews):
     def local_rank(self) -> int:
         """The same as `rank`, also where the workers of a core are on several machines."""
         return self.rank
-
-    @property
-    def is_driver_worker(self) -> bool:
-        """Whether it is the first of those that share its layers."""
-        return self.rank % self.tp_size == 0
-
-    @property
-    def model_config(self) -> Any:
-        """The model's part of `vllm_config`."""
-        return self.vllm_config.model_config
-
-    @property
-    def parallel_config(self) -> Any:
-        """The part of `vllm_config` on workers, whose `rank` is this one's."""
-        return self.vllm_config.parallel_config
-
-    @property
-    def load_config(self) -> Any:
-        """The part of `vllm_config` on the source of the weights."""
-        return self.vllm_config.load_config
 
     def name_origin(self) -> list[str]:
         """The root of this worker's K/V, and the name of the model; see `RootParts.origin`."""

@@ -196,7 +196,6 @@ def build_worker(
             drafts=_draft_weights(config, platform, network, model, draft, samples=samples),
             snapshots=make_snapshots(config, rank),
         ),
-        vllm_config=config.plan,
         place=(core, mesh.tp, mesh.world_size),
     )
     if config.memory.kv_connector is not None:

@@ -89,6 +89,7 @@ class WorkerViews:
 
     model_runner: Any
     rank: int
+    tp_size: int
 
     @property
     def vllm_config(self) -> Any:
@@ -112,5 +113,5 @@ class WorkerViews:
 
     @property
     def is_driver_worker(self) -> bool:
-        """Whether this is the first worker of its core."""
-        return self.rank == 0
+        """Whether this is the first of the workers that share its layers."""
+        return self.rank % self.tp_size == 0
