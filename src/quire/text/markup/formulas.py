@@ -40,7 +40,7 @@ _NOT_CONVERTED = re.compile(
 
 
 def add_formulas(markdown: MarkdownIt) -> None:
-    """Have `markdown` find `\(...\)`, `$...$`; on own lines `\[...\]`, `$$...$$`, environments."""
+    r"""Have `markdown` find `\(...\)`, `$...$`; on own lines `\[...\]`, `$$...$$`, environments."""
     interrupted = ["paragraph", "reference", "blockquote", "list"]
     markdown.block.ruler.before("fence", "formula", _find_block, {"alt": interrupted})
     markdown.inline.ruler.before("escape", "formula", _find_inline)
