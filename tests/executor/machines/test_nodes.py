@@ -235,9 +235,11 @@ def test_workers_elsewhere_have_the_methods_of_their_class(monkeypatch, opened):
     monkeypatch.setenv("QUIRE_CLUSTER_SECRET", "a shared secret of 32 characters")
     for name in ("OtherMachines", "NodeRanks", "WorkersGroup", "RayRanks"):
         if hasattr(module, name):
-            monkeypatch.setattr(module, name, lambda *args: None)
+            monkeypatch.setattr(module, name, lambda *args, **named: None)
     for name in ("MultiprocExecutor", "RayExecutor"):
-        monkeypatch.setattr(module, name, lambda ranks, kind: kinds.append(kind), raising=False)
+        monkeypatch.setattr(
+            module, name, lambda ranks, kind, **named: kinds.append(kind), raising=False
+        )
     monkeypatch.setitem(sys.modules, "quire.clusters.ray_process", SimpleNamespace(
         BundleOf=None, RayProcess=None
     ))  # fmt: skip
