@@ -102,7 +102,7 @@ class StageRunner(ModelRunner):
         return HiddenStates(cast(torch.Tensor, batch))
 
     def _prepare(self, plan: StepPlan) -> None:
-        self._prepared = plan.step_id
+        self._prepared[plan.step_id] = None
 
 
 class Stage:
