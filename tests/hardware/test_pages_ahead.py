@@ -5,11 +5,14 @@ import mmap
 import sys
 import threading
 import time
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from quire.hardware.native import find_native
+from quire.runner import pages_ahead
 from quire.runner.pages_ahead import PagesAhead
 
 pytestmark = pytest.mark.skipif(
@@ -65,6 +68,28 @@ def test_pages_follow_the_highest_block_and_contents_stay():
         assert resident(part, 900, 1024) < 0.1
     pages.expect(1023)
     pages.expect(1023)  # nothing is behind the last one
+
+
+def test_parts_of_the_same_blocks_are_touched_once_and_nothing_behind_the_last_block(monkeypatch):
+    touched = []
+
+    class Touches:
+        def __init__(self, owner):
+            self.touch = lambda start, size: touched.append((start, start + size))
+
+    monkeypatch.setattr(
+        pages_ahead, "find_native", lambda: (SimpleNamespace(TouchAhead=Touches), "")
+    )
+    blocks, others = parts_of(1024)
+    keys, values = blocks[:, : BLOCK // 4], blocks[:, BLOCK // 4 :]
+    pages = PagesAhead([keys, values, others])
+    for block in range(1024):
+        pages.expect(block)
+    for whole in (blocks, others):
+        first, stop = whole.data_ptr(), whole.data_ptr() + whole.nbytes
+        found = [at for at in touched if first <= at[0] < stop]
+        assert found[0][0] == first + BLOCK and found[-1][1] == stop
+        assert all(end == start for (_, end), (start, _) in pairwise(found))
 
 
 def test_no_thread_touches_memory_that_a_step_fills_at_once_or_that_is_gone():

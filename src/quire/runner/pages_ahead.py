@@ -25,11 +25,13 @@ class PagesAhead:
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         """`parts`: views [N, ...] of the blocks; those of a device have their pages."""
-        sizes = {
-            part.data_ptr(): (len(part), part.stride(0) * part.element_size())
-            for part in parts
-            if part.device.type == "cpu"
-        }
+        sizes = {}
+        for part in parts:
+            if part.device.type == "cpu":
+                size = part.stride(0) * part.element_size()
+                # parts of the same blocks count once, from where the first block begins
+                skip = part.storage_offset() * part.element_size() % size
+                sizes[part.data_ptr() - skip] = len(part), size
         large = {at: (count, size) for at, (count, size) in sizes.items() if count * size > _PAGE}
         self._block_bytes = {at: size for at, (_, size) in large.items()}
         self._num_blocks = min((count for count, _ in large.values()), default=0)
