@@ -57,7 +57,9 @@ class MappedFile {
     ~MappedFile() {
 #if defined(__linux__)
         if (data_ != nullptr) munmap(data_, size_);
-        if (fd_ >= 0) close(fd_);  // ends the lease
+        // a process that was forked meanwhile has the file open as well, which keeps the lease
+        if (is_leased_) fcntl(fd_, F_SETLEASE, F_UNLCK);
+        if (fd_ >= 0) close(fd_);
 #endif
     }
     MappedFile(const MappedFile&) = delete;

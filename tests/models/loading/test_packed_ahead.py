@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -204,6 +205,22 @@ def test_a_file_is_not_written_to_until_its_weights_are_packed(tmp_path):
     packing.wait_for_end()
     with file.open("r+b"):
         pass
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_keep_others_from_writing(tmp_path):
+    folder = model(tmp_path / "model", "llama")
+    (file,) = folder.glob("*.safetensors")
+    packing = not_started(packing_of(folder))
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        packing.start()
+        packing.wait_for_end()
+        os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_the_memory_of_a_weight_is_packed_when_somebody_looks_at_it(tmp_path, taken):
