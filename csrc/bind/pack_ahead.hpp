@@ -158,8 +158,11 @@ class PackedBlock {
     // Products, so far, that have read the files.
     uint32_t num_reads() const { return __atomic_load_n(&rows_.reads, __ATOMIC_RELAXED); }
 
-    // Waits for products that read the files, and lets these go; it is packed.
+    // Waits for whoever packs it, and for products that read the files, and lets these go; nothing
+    // where it is not packed.
     void release_files() {
+        state_.wait(State::begun);
+        if (!is_packed()) return;
         while (__atomic_load_n(&rows_.readers, __ATOMIC_SEQ_CST) != 0)
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         files_.clear();
@@ -316,7 +319,7 @@ class PackAhead {
         for (size_t i = 0; i < blocks_.size(); ++i) pack(i);
         // here, as it takes time; nothing else reads the files of what is packed
         for (const std::shared_ptr<PackedBlock>& block : blocks_)
-            if (block != nullptr && block->is_packed()) block->release_files();
+            if (block != nullptr) block->release_files();
         std::lock_guard lock(mutex_);
         has_ended_ = true;
         has_ended_.notify_all();
