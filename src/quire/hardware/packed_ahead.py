@@ -115,7 +115,7 @@ class _Packing:
         self._packer.end_taking()
 
     def wait_for_end(self) -> None:
-        """Return when they have not."""
+        """Return when its threads have nothing left to pack."""
         self._packer.wait_for_end()
 
     def stop(self) -> None:
