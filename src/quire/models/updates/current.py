@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
 from quire.errors import WeightMismatch, WeightUpdateError
-from quire.models.decoder import DecoderModel
 from quire.models.loading.model_parts import Part, tensors_of, tensors_within
-from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.parameters import Parameter
 from quire.models.updates.plan import PieceFacts, UpdatePlan
 
@@ -110,20 +107,5 @@ def _made(
         found[name] = part, leaves.copy()
         leaves.clear()
 
-    weights = WeightBuilder(
-        piece.leaves,
-        read,
-        dtype=plan.dtype,
-        device=plan.device,
-        coded=(),
-        folder=None,
-        cache_scales={},
-        sources={},
-    )
-    DecoderModel(
-        *(piece.decoder, weights, plan.ops),
-        max_model_len=piece.length,
-        options=replace(plan.options, note_part=note),
-        target=plan.target,
-    )
+    plan.build(piece, read, note=note)
     return found

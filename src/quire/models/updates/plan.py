@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +16,15 @@ from quire.models.cutting.sharding import own_parts
 from quire.models.decoder import DecoderModel
 from quire.models.formats.storage import Storage
 from quire.models.loading.folder_files import LoadFormat
+from quire.models.loading.leaves import parts_of
 from quire.models.loading.load_formats import open_files
 from quire.models.loading.matching import match
+from quire.models.loading.model_parts import Part, PartMemory
 from quire.models.loading.options import ModelOptions
+from quire.models.loading.read_ahead import Read
 from quire.models.loading.readers.checkpoint_files import TensorEntry
 from quire.models.loading.rounding.recipes import for_decoder
+from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weights import own_part
 from quire.models.parameters import Parameter, parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
@@ -110,6 +114,37 @@ class UpdatePlan:
         self.names = CheckpointNames(family, decoder, stored, entries, has_encoders=has_encoders)
         self._place(stored)
         self.rows = self._row_places()
+
+    def build(
+        self,
+        piece: PieceFacts,
+        read: Read,
+        *,
+        note: Callable[[str, Part], None],
+        coded: Collection[str] = (),
+        memory: PartMemory | None = None,
+    ) -> None:
+        """Make the parts of a piece as at the start, of the whole leaves that `read` gives, those
+        of `coded` in codes. `note` and `memory`: see `ModelOptions`.
+        """
+        weights = WeightBuilder(
+            piece.leaves,
+            parts_of(read, self.whole, self.cut),
+            dtype=self.dtype,
+            device=self.device,
+            coded=coded,
+            folder=None,
+            cache_scales={},
+            sources={},
+            cut=self.cut,
+        )
+        DecoderModel(
+            *(piece.decoder, weights, self.ops),
+            max_model_len=piece.length,
+            options=replace(self.options, note_part=note, memory=memory),
+            target=self.target,
+        )
+        weights.finish()
 
     def _place(self, stored: Sequence[StoredTensor]) -> None:
         """Give each stored tensor to the piece that has its leaves."""

@@ -12,19 +12,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from quire.errors import InvalidType, LoadError, WeightMismatch
-from quire.models.decoder import DecoderModel
-from quire.models.loading.leaves import StoredLeaves, parts_of
+from quire.models.loading.leaves import StoredLeaves
 from quire.models.loading.matching import fitted, listed
 from quire.models.loading.model_parts import Part
 from quire.models.loading.readers.dtype_names import dtype_name
 from quire.models.loading.readers.named_tensors import NamedTensors
-from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.parameters import Parameter
 from quire.models.rules import StoredTensor
 from quire.models.updates.alike import Different, is_same, pairs_of
@@ -365,24 +363,8 @@ class WeightUpdate:
             *(self._old, plan.writer, have_come, before_write, files.check_skipped, by_rows)
         )
         files.memory = memory
-        weights = WeightBuilder(
-            piece.facts.leaves,
-            parts_of(read, plan.whole, plan.cut),
-            dtype=plan.dtype,
-            device=plan.device,
-            coded=frozenset(leaf.name for s in layouts for leaf in s.leaves),
-            folder=None,
-            cache_scales={},
-            sources={},
-            cut=plan.cut,
-        )
-        DecoderModel(
-            *(piece.facts.decoder, weights, plan.ops),
-            max_model_len=piece.facts.length,
-            options=replace(plan.options, note_part=note, memory=memory),
-            target=plan.target,
-        )
-        weights.finish()
+        coded = frozenset(leaf.name for s in layouts for leaf in s.leaves)
+        plan.build(piece.facts, read, note=note, coded=coded, memory=memory)
 
     def _is_complete(self, group: _Group, present: Collection[str]) -> bool:
         """Whether the leaves that were read for a part have come; one for which nothing more was
