@@ -108,6 +108,10 @@ def _terms_of_roberta(c: ConfigReader) -> TermWeights:
     return TermWeights(c.integer("vocab_size"), (term_layer(c, _eps(c), None),))
 
 
+_HEAD_RULES = (
+    rule("classifier.dense.{leaf}", "pooler.layers.0.{leaf}"),
+    rule("classifier.out_proj.{leaf}", "pooler.classifier.{leaf}"),
+)
 _BERT_TERM_RULES = (
     rule("cls.predictions.transform.dense.{leaf}", "pooler.layers.0.{leaf}"),
     rule("cls.predictions.transform.LayerNorm.{leaf}", "pooler.layers.0.norm.{leaf}"),
@@ -145,10 +149,7 @@ def _roberta(stem: str, prefix: str = "roberta.") -> tuple[Family, Family, Famil
         replace(_ROBERTA, prefix=prefix),
         stem,
         layers=hidden_layer("tanh"),
-        rules=(
-            rule("classifier.dense.{leaf}", "pooler.layers.0.{leaf}"),
-            rule("classifier.out_proj.{leaf}", "pooler.classifier.{leaf}"),
-        ),
+        rules=_HEAD_RULES,
         term_head=TermHead(_terms_of_roberta, _TERM_RULES_OF_ROBERTA),
     )
 
@@ -186,10 +187,7 @@ ELECTRA = forms(
     ),
     "Electra",
     layers=hidden_layer("gelu"),
-    rules=(
-        rule("classifier.dense.{leaf}", "pooler.layers.0.{leaf}"),
-        rule("classifier.out_proj.{leaf}", "pooler.classifier.{leaf}"),
-    ),
+    rules=_HEAD_RULES,
     others=("ElectraForPreTraining",),
 )
 
@@ -238,10 +236,7 @@ MPNET = forms(
     ),
     "MPNet",
     layers=hidden_layer("tanh"),
-    rules=(
-        rule("classifier.dense.{leaf}", "pooler.layers.0.{leaf}"),
-        rule("classifier.out_proj.{leaf}", "pooler.classifier.{leaf}"),
-    ),
+    rules=_HEAD_RULES,
 )
 
 
@@ -302,7 +297,7 @@ DISTILBERT = forms(
         _DISTILBERT_RULES,
         prefix="distilbert.",
         ignored=(r"embeddings\.position_ids", UNUSED_HEADS),
-        other_ends=(("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),
+        other_ends=OLDER_NORMS,
     ),
     "DistilBert",
     layers=hidden_layer("relu"),

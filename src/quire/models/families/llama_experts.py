@@ -164,21 +164,18 @@ FLINT = Family(
 )
 
 
-_STORED, _OURS = "{prefix}layers.{layer}.", "layers.{layer}."
-
-
 def _expert_rule(stored: str, leaf: str, *parts: str) -> Rule:
     """One tensor for all experts; gate and up take turns in its last axis, stored input first."""
     steps: tuple[Step, ...] = ("stacked",) if len(parts) == 1 else ("stacked", "deal")
     if leaf == "weight":
         steps = ("transpose", *steps)
-    targets = (f"{_OURS}mlp.experts.{{expert}}.{part}.{leaf}" for part in parts)
-    return rule(f"{_STORED}mlp.experts.{stored}", *targets, steps=steps)
+    targets = (f"{_EXPERTS}{part}.{leaf}" for part in parts)
+    return rule(f"{LAYER}mlp.experts.{stored}", *targets, steps=steps)
 
 
 _RULES = (
-    rule(_STORED + "self_attn.sinks", _OURS + "attn.sinks"),
-    rule(_STORED + "mlp.router.{leaf}", _OURS + "mlp.router.{leaf}"),
+    rule(LAYER + "self_attn.sinks", "layers.{layer}.attn.sinks"),
+    router_rule("mlp.router"),
     _expert_rule("gate_up_proj", "weight", "gate", "up"),
     _expert_rule("gate_up_proj_bias", "bias", "gate", "up"),
     _expert_rule("down_proj", "weight", "down"),

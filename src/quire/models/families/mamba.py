@@ -80,10 +80,9 @@ def mamba(c: ConfigReader) -> Mamba:
     )
 
 
-def rank_of(c: ConfigReader, dim: int) -> int:
+def rank_of(c: ConfigReader, dim: int, key: str = "time_step_rank") -> int:
     """Number of values from which the steps of all channels are made."""
-    rank = c.raw("time_step_rank", "auto")
-    return -(-dim // 16) if rank == "auto" else c.integer("time_step_rank")
+    return -(-dim // 16) if c.raw(key, "auto") == "auto" else c.integer(key)
 
 
 def _describe_mamba(c: ConfigReader) -> Decoder:
@@ -253,12 +252,11 @@ def _mamba(c: ConfigReader, norm: Norm) -> Mamba:
     c.only("hidden_act", "silu")
     c.only("mamba_inner_layernorms", True)
     dim = c.integer("hidden_size")
-    rank = c.raw("mamba_dt_rank", "auto")
     return Mamba(
         width=c.integer("mamba_expand", 2) * dim,
         state=c.integer("mamba_d_state", 16),
         kernel=c.integer("mamba_d_conv", 4, minimum=2),
-        rank=-(-dim // 16) if rank == "auto" else c.integer("mamba_dt_rank"),
+        rank=rank_of(c, dim, "mamba_dt_rank"),
         conv_bias=c.flag("mamba_conv_bias", True),
         bias=c.flag("mamba_proj_bias", False),
         norm_eps=norm.eps,

@@ -181,12 +181,9 @@ MINIMAX_M2 = Family(("MiniMaxM2ForCausalLM",), _describe_minimax_m2, _MINIMAX_M2
 
 _PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
 _MINIMAX_M3_RULES = (
-    router_rule(_AT + "gate"),
-    select_bias_rule(_AT + "e_score_correction_bias"),
-    *expert_rules(_AT + "experts", ("w1", "w3", "w2")),
     *shared_rules(_AT + "shared_experts"),
     *layer_rules({f"self_attn.index_{p}": f"attn.index.{p.removesuffix('_proj')}" for p in _PARTS}),
-    *RULES,
+    *_MINIMAX_M2_RULES,
 )
 _RULES_OF_TRANSFORMERS = (
     router_rule("mlp.gate"),
@@ -202,7 +199,8 @@ _RULES_OF_TRANSFORMERS = (
     ),
     *RULES,
 )
-_SPARSE, _KINDS = "minimax_m3_sparse", ("full_attention", "minimax_m3_sparse")
+_SPARSE = "minimax_m3_sparse"
+_KINDS = (_FULL, _SPARSE)
 _USUAL = {
     "attention_output_gate": False,
     "use_gemma_norm": True,

@@ -7,9 +7,8 @@ from quire.models.families.llama import attention, context_of, layer_rules, mlp,
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Norm
 
-RULES = (
+_RULES = (
     rule("{prefix}embed_positions.weight", "positions.weight"),
-    *top_rules("embed_tokens", "final_layer_norm"),
     *layer_rules(
         {
             "self_attn_layer_norm": "attn_pre",
@@ -21,6 +20,8 @@ RULES = (
         }
     ),
 )
+# fairseq, where both were trained, counts positions from the padding token's id + 1
+_FIRST_POSITION = 2
 
 
 def _describe_opt(c: ConfigReader) -> Decoder:
@@ -37,33 +38,17 @@ def _describe_opt(c: ConfigReader) -> Decoder:
         c,
         Block(attn, feed, Norm("layer", 1e-5, bias=True)),
         learned_positions=context_of(c),
-        # fairseq, where it was trained, counts positions from the padding token's id + 1
-        position_offset=2,
+        position_offset=_FIRST_POSITION,
         tie=c.flag("tie_word_embeddings", True),
     )
 
 
-OPT = Family(("OPTForCausalLM",), _describe_opt, RULES, prefix="model.decoder.")
-
-
-_RULES = (
-    rule("{prefix}embed_tokens.weight", "embed.weight"),
-    rule("{prefix}embed_positions.weight", "positions.weight"),
-    rule("{prefix}layer_norm.{leaf}", "norm.{leaf}"),
-    rule("output_projection.{leaf}", "head.{leaf}"),
-    *layer_rules(
-        {
-            **{f"self_attn.{part}_proj": f"attn.{part}" for part in "qkv"},
-            "self_attn.out_proj": "attn.o",
-            "self_attn_layer_norm": "attn_pre",
-            "final_layer_norm": "mlp_pre",
-            "fc1": "mlp.up",
-            "fc2": "mlp.down",
-        }
-    ),
+OPT = Family(
+    ("OPTForCausalLM",),
+    _describe_opt,
+    (*top_rules("embed_tokens", "final_layer_norm"), *_RULES),
+    prefix="model.decoder.",
 )
-# fairseq, where it was trained, counts positions from the padding token's id + 1
-_FIRST_POSITION = 2
 
 
 def _describe_biogpt(c: ConfigReader) -> Decoder:
@@ -86,7 +71,7 @@ def _describe_biogpt(c: ConfigReader) -> Decoder:
 BIOGPT = Family(
     ("BioGptForCausalLM",),
     _describe_biogpt,
-    _RULES,
+    (*top_rules("embed_tokens", "layer_norm", "output_projection"), *_RULES),
     prefix="biogpt.",
     ignored=(r"output_projection\..*",),
 )

@@ -60,10 +60,7 @@ def _describe_qwen3(c: ConfigReader) -> Decoder:
 QWEN3 = Family(("Qwen3ForCausalLM",), _describe_qwen3, RULES)
 
 
-_GATE_RULE = rule(
-    "{prefix}layers.{layer}.mlp.shared_expert_gate.weight",
-    "layers.{layer}.mlp.shared_gate.weight",
-)
+_GATE_RULE = rule(LAYER + "mlp.shared_expert_gate.weight", "layers.{layer}.mlp.shared_gate.weight")
 
 
 def _describe_qwen2_moe(c: ConfigReader) -> Decoder:
@@ -168,7 +165,7 @@ _SHARED_RULES = (
     *layer_rules({"self_attn.q_proj": "attn.q attn.gate"}, step="by_head"),
     *QWEN_RULES,
     *shared_rules("mlp.shared_expert"),
-    rule(LAYER + "mlp.shared_expert_gate.weight", "layers.{layer}.mlp.shared_gate.weight"),
+    _GATE_RULE,
     *layer_rules(
         {
             "linear_attn.conv1d": "mixer.q_conv mixer.k_conv mixer.v_conv",
