@@ -42,7 +42,7 @@ class Offload(msgspec.Struct, frozen=True):
 
 
 def is_wanted(args: EngineOptions) -> bool:
-    """Whether to offload weights. Raises InvalidParameter for options that make no sense."""
+    """Whether to offload. Raises InvalidParameter for options that contradict or do nothing."""
     if args.cpu_offload_gb and args.offload_group_size:
         allowed = "it chooses layers by their size, and offload_group_size by their number"
         hint = "Give one of them."

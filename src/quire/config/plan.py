@@ -61,7 +61,7 @@ class EnginePlan(PlanViews, msgspec.Struct, frozen=True, kw_only=True):
         return cls(**parts, **whole, reasons=reasons, notes=tuple(notes))
 
     def changed(self, **values: Any) -> Self:
-        """The plan with other values of decisions, whatever part has them. Raises KeyError."""
+        """The plan with other values of decisions. Raises KeyError for one that no part has."""
         parts: dict[str, Any] = {}
         for part, kind in PARTS:
             own = {name: values.pop(name) for name in kind.__struct_fields__ if name in values}

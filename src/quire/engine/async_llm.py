@@ -154,7 +154,7 @@ class AsyncLLM(EngineAttributes, AwaitedControl):
         client_count: int = 1,
         client_index: int = 0,
     ) -> Self:
-        """Start a plan's cores and return when they are ready; `disable_log_stats` rules."""
+        """Start a plan's cores; returns when they serve. `disable_log_stats` beats the plan's."""
         return cls(
             vllm_config,
             log_stats=not disable_log_stats,

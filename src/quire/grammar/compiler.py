@@ -65,7 +65,7 @@ class GrammarCompiler:
     def constraint(
         self, params: SamplingParams, thinking: Thinking | None = None
     ) -> Constraint | None:
-        """The constraint of a grammar and a bound on reasoning; None without. Does not wait."""
+        """Constraint of a grammar and a bound on reasoning, None without either; does not wait."""
         form = params.structured_outputs
         budget = None if thinking is None else ThinkingBudget(thinking)
         if form is None:

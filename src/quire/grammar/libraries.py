@@ -17,7 +17,7 @@ _OF_BACKEND: dict[str, tuple[type[GrammarLibrary], ...]] = {
 
 
 class GrammarLibraries:
-    """A backend's libraries, made with their first form; masks on `num_threads` threads."""
+    """A backend's libraries, made with their first form; llguidance has `num_threads` threads."""
 
     def __init__(self, vocabulary: Vocabulary, backend: str, num_threads: int = 1) -> None:
         self._vocabulary = vocabulary
@@ -31,7 +31,7 @@ class GrammarLibraries:
             self._library(kind)
 
     def compile(self, source: GrammarSource) -> Form:
-        """Compile a source. Raises GrammarError: invalid, not enforceable, too large, empty."""
+        """Compile a source. Raises GrammarError if invalid, unenforceable, too large or empty."""
         special = [text for text in self._vocabulary.special_texts if text]
         form = lowered(source, special)
         # of the lowered form: what is enforced can be read from its few keywords

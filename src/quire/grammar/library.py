@@ -35,7 +35,7 @@ class Matcher(Protocol):
         """Advance by these tokens. Raises GrammarError if they are not allowed."""
 
     def try_token(self, token_id: int) -> bool:
-        """Advance by a token if allowed -> whether it is. Raises GrammarError if it fails."""
+        """Advance by a token if it is allowed -> whether it is. Raises GrammarError on failure."""
 
     def roll_back(self, count: int) -> None:
         """Undo the last `count` tokens. Raises GrammarError for a failure of the library."""
@@ -62,7 +62,7 @@ class Form(Protocol):
 
 
 class GrammarLibrary(Protocol):
-    """Compiles lowered sources for one vocabulary, without a time limit: trial.py had one."""
+    """Compiles lowered sources for one vocabulary, without a limit of time: see trial.py."""
 
     @staticmethod
     def takes(source: LoweredSource) -> bool:

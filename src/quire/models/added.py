@@ -20,7 +20,7 @@ _INSTEAD = (
 
 
 def check_added(value: object) -> None:
-    """Raise TypeError, ValueError or UnsupportedArchitecture for what cannot be a model."""
+    """Raise TypeError or ValueError for a non-model, UnsupportedArchitecture if it cannot run."""
     if isinstance(value, str):
         module, colon, name = value.partition(":")
         if not (module and colon and name) or ":" in name:

@@ -35,7 +35,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_whole_config(folder: Path) -> dict[str, Any]:
-    """The parsed config.json. Raises ModelNotFound without one, LoadError for a non-object."""
+    """The parsed config.json. Raises ModelNotFound without one, LoadError if it has no object."""
     path = folder / "config.json"
     if not has_file(path):
         raise ModelNotFound(
@@ -67,7 +67,7 @@ def is_number(
 
 
 def token_ids(key: str, value: object, vocab_size: int, file: str = "config.json") -> list[int]:
-    """The ids of a key: one, a list, or null. Raises UnsupportedConfigValue for others."""
+    """A key's ids: one, a list, or null. Raises UnsupportedConfigValue outside the vocabulary."""
     listed = value if isinstance(value, list) else [] if value is None else [value]
     ids = [i for i in listed if isinstance(i, int) and not isinstance(i, bool)]
     if len(ids) < len(listed) or not all(0 <= token_id < vocab_size for token_id in ids):
@@ -82,7 +82,7 @@ class ConfigReader:
     def __init__(
         self, config: Mapping[str, Any], where: str = "", *, is_part: bool = False
     ) -> None:
-        """`where` stands before keys in errors; is_part: without the irrelevant keys of wholes."""
+        """`where` precedes keys in errors; is_part: keys irrelevant in whole configs count."""
         self._config = config
         self._where = where
         self._is_part = is_part

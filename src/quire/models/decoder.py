@@ -124,7 +124,7 @@ class DecoderModel(GivenWeights):
         return len(self._layers)
 
     def embed(self, batch: Batch) -> Tensor:
-        """The first hidden states [T, C], of `batch.ids`, or `batch.embeds` plus positions."""
+        """First hidden states [T, C]: of `batch.ids`, or `batch.embeds` plus learned positions."""
         self._use_slots(batch.adapter_slots)
         return self._embedding(batch)
 

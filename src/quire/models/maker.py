@@ -341,7 +341,7 @@ class Maker:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether weights are packed from rows as read; workers look at the whole of theirs."""
+        """Whether weights are packed from rows as read; a group's workers read theirs first."""
         return self.ops.takes_rows and self.group is None
 
     def _products(

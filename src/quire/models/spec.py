@@ -178,7 +178,7 @@ class LatentAttention:
 
     @property
     def memory(self) -> Latents:
-        """Each token's normed latent and rotated key, unless another layer's, and a choice key."""
+        """Tokens' normed latents and rotated keys unless another layer has them, and index keys."""
         rank, rotated = (self.rank, self.rotated) if self.shares is None else (0, 0)
         if self.indexer is None:
             return Latents(rank, rotated)

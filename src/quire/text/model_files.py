@@ -45,7 +45,7 @@ def has_file(path: Path, most_bytes: int | None = MOST_BYTES) -> bool:
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file. Raises LoadError for what is not a file of UTF-8 within `most_bytes`."""
+    """A regular file's text. Raises LoadError for others, above `most_bytes` or not in UTF-8."""
     try:
         # without O_NONBLOCK, opening a pipe waits for a writer
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:

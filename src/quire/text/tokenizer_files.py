@@ -94,7 +94,7 @@ def read_tokenizer_folder(
 
 
 def _class_name(folder: Path, config: dict[str, Any]) -> str | None:
-    """The class whose defaults count, without "Fast"; None for classes that have none."""
+    """The transformers class whose defaults count, without "Fast"; None: it has none."""
     model_config = read_json(folder / "config.json")
     by_model_type = CLASS_OF_MODEL_TYPE.get(str(model_config.get("model_type")))
     name = config.get("tokenizer_class") or model_config.get("tokenizer_class")

@@ -19,7 +19,7 @@ _NO_TEMPLATE = (
 
 
 def note_pooled_length(d: Decisions) -> None:
-    """Tell where a model pools longer prompts than it was trained with."""
+    """Tell where longer prompts are pooled than in training; max_model_len is decided."""
     stated = d.model.pooled_length
     if stated is None or stated.default is None or d.value("max_model_len") <= stated.default:
         return

@@ -167,7 +167,7 @@ class CoreJournal:
         return self._on_end(suspects, self._blame(suspects))
 
     def ended_with_group(self) -> Death:
-        """The core ended because another of its group died: no blame, no death that counts."""
+        """The core ended as another of its group died: blames no request and counts no death."""
         return self._on_end([], [])
 
     def _on_end(self, suspects: list[int], blamed: list[int]) -> Death:

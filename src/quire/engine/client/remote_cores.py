@@ -127,7 +127,7 @@ class RemoteCores:
         self.send_request(request, self.payload_of(request))
 
     def payload_of(self, request: EngineCoreRequest) -> list[Frame]:
-        """A request as sent, without its media's sources. Raises InvalidParameter."""
+        """A request as sent, without media's sources. Raises InvalidParameter if it cannot be."""
         if request.media is not None and request.media.sources:
             request = msgspec.structs.replace(request, media=request.media.without_sources())
         try:
@@ -288,7 +288,7 @@ class RemoteCores:
         return handles
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """End the cores after at most `timeout_s`; no process or socket is left. Idempotent."""
+        """End the cores; requests have `timeout_s` to finish. No process or socket is left."""
         if self._is_closed or not self.is_ours:
             return
         self._is_closed = True

@@ -354,7 +354,7 @@ class FrontEnd(Generic[Client]):
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> Processed:
-        """Abort requests past their deadline ("timeout"), and return their last outputs."""
+        """Abort requests past their deadline (stop reason "timeout"), return their last outputs."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= now:
             late.append(heapq.heappop(self._deadlines)[1])

@@ -148,7 +148,7 @@ class KindOfInputs(Protocol):
 
 
 class InputProcessor(HasCounterparts):
-    """Checks and completes requests by what their parameters are: `generation`, or pooling."""
+    """Checks and completes requests, by their parameters with `generation` or for pooling."""
 
     def __init__(
         self,

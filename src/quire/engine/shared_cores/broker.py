@@ -156,7 +156,7 @@ class CoreBroker:
         return server
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises EngineDeadError, which servers are sent, for dead cores."""
+        """Serve until cancelled. Raises EngineDeadError, after sending it, once cores are dead."""
         self._is_open = True
         ticking = asyncio.gather(self._tick(), self._log())
         try:

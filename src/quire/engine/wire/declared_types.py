@@ -66,7 +66,7 @@ class DeclaredType:
 
 
 def check_message(message: msgspec.Struct) -> None:
-    """Raise InvalidType for the first wrong field; a few us, and 10 ns for each item of a list."""
+    """Raise InvalidType for the first field of a wrong type; some µs, 10 ns an item of a list."""
     _fields_of(type(message))(message, "")
 
 

@@ -26,7 +26,7 @@ class Documented(msgspec.StructMeta):
     """
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
-        """Make a message; positional fields are the reference's, named ones of either."""
+        """Make a message; positional fields are the reference's, named ones also the base's."""
         if args or not cls.documented.isdisjoint(fields):  # type: ignore[attr-defined]
             return cls.make(*args, **fields)  # type: ignore[attr-defined]
         return cls.make_own(**fields)  # type: ignore[attr-defined]

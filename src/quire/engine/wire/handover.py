@@ -33,7 +33,7 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
 
 
 class HandedStream(msgspec.Struct, array_like=True):
-    """A stream to go on with: its request and the tokens so far; None: asks if it could be."""
+    """A stream to go on with: its request and tokens; None: the question whether one may come."""
 
     version: int
     origin: Origin

@@ -80,7 +80,7 @@ class AdapterRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
 
     @classmethod
     def of(cls, request: LoRARequest) -> Self:
-        """The adapter of a request. Raises InvalidType, InvalidParameter for a spoiled field."""
+        """A request's adapter. Raises InvalidType or InvalidParameter for what cannot be sent."""
         check_message(request)
         name = checks.text("lora_name", request.lora_name)
         allowed = "it must be an int from 1 that fits 64 bits"

@@ -33,7 +33,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Strings of a length in characters, with patterns and formats, not `excluded`."""
+    """Strings by number of characters, formats and patterns in them, but for the `excluded`."""
 
     shortest: int = 0
     longest: int | None = None

@@ -146,7 +146,7 @@ def grids_up_to(least: int, most: int) -> tuple[Sides, ...]:
 
 @lru_cache(maxsize=64)
 def unordered_grids_up_to(least: int, most: int) -> tuple[Sides, ...]:
-    """As `grids_up_to`, but equal counts in the order of a set, which decides (LFM2-VL)."""
+    """As `grids_up_to`, but as many tiles in a set's order, which decides ties (LFM2-VL)."""
     pairs = {
         (cols, rows)
         for num in range(least, most + 1)

@@ -68,7 +68,7 @@ class LightOnOcrRule(PromptRule):
 
 @dataclass(frozen=True, slots=True)
 class Idefics3Rule(PromptRule):
-    """Idefics3Processor, SmolVLMProcessor: a run per tile after its place, the whole last."""
+    """Idefics3Processor, SmolVLMProcessor: a run per tile after its place, then the whole."""
 
     fence: str
     whole: str

@@ -86,7 +86,7 @@ def library_config(config: Mapping[str, Any]) -> Any:
 
 
 def renamings(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """Make the function from a tensor's name in files to that of transformers' one tensor."""
+    """Make the function of names in files to transformers', where both are one tensor."""
     import torch
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, apply_renamings

@@ -234,7 +234,7 @@ def _terms(path: Path) -> TermPooling:
 
 
 def _check_names(folder: Path, modules: Sequence[str]) -> None:
-    """Raise UnsupportedConfigValue for a module that does not use the pooled vector."""
+    """Raise UnsupportedConfigValue unless each module reads and writes the pooled vector."""
     for inside in modules:
         config = read_json(folder / inside / "config.json")
         for key in ("module_input_name", "module_output_name"):

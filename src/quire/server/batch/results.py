@@ -103,7 +103,7 @@ class Results:
         new.replace(self._file)
 
     def read(self) -> None:
-        """Read earlier results, dropping an incomplete last line. Raises InvalidParameter."""
+        """Read earlier results, drop a cut last line. Raises InvalidParameter for anything else."""
         with self._file.open("rb") as stream:
             for data in stream:
                 if not data.endswith(b"\n"):

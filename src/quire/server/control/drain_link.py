@@ -72,7 +72,7 @@ class DrainTarget:
             raise LinkLost("it is not a server of Quire") from None
 
     async def follow(self, message: bytes, silent_s: float | None = None) -> AsyncGenerator[bytes]:
-        """Send a message and yield the reply's body. Raises LinkLost, also after `silent_s`."""
+        """Yield a message's reply. Raises LinkLost, also after `silent_s` (None: `SILENT_S`)."""
         import h11  # few servers are drained
 
         try:

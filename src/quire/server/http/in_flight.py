@@ -160,7 +160,7 @@ class WithoutRoot:
 
 
 class InFlightMiddleware:
-    """The outermost layer. `shows_ids`: replies carry X-Request-Id; `logs`: each has a line."""
+    """The outermost layer. `shows_ids`: replies carry X-Request-Id; `logs`: a line after each."""
 
     def __init__(
         self, app: ASGIApp, in_flight: InFlightRequests, *, shows_ids: bool, logs: bool

@@ -157,7 +157,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
         return self.top_logprobs is not None or _LOGPROBS in (self.include or ())
 
     def as_chat(self, before: list[dict[str, Any]]) -> ChatRequest:
-        """The request as a chat after the messages `before`. Raises InvalidParameter."""
+        """The request as a chat after `before`. Raises InvalidParameter for an item without one."""
         fields = {name: getattr(self, name) for name in _SAME}
         messages = [*before, *conversation(self.input)]
         if self.instructions is not None:

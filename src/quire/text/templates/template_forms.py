@@ -55,7 +55,7 @@ class CallForms:
 
 
 def detect_content_formats(render: Render) -> ContentFormats:
-    """The forms for each role, of a template that walks through parts. A refused role: text."""
+    """The forms of each role, where a template walks through parts; a role it refuses has text."""
     by_role: dict[str, ContentFormat] = {}
     for role in _ROLES:
         takes_text = _writes(render, role, _PROBE)

@@ -50,7 +50,7 @@ class Parameters:
         return known or (frozenset() if path else self._declared.types)
 
     def may_hold_all(self, out: Writer) -> bool:
-        """Whether the next value may be an object of all arguments: the first, of a common key."""
+        """Whether the next value may hold all arguments: the first, by a key the tool lacks."""
         if self._is_open or self.key not in WRAPPERS:
             return False
         own = self._schemas.properties(out.call_name)
