@@ -81,6 +81,12 @@ def test_patches_that_do_not_fit_change_nothing(folder):
             sender.send_weights([patch])
         if llm._is_updating_weights():
             llm._abandon_weight_update("the trainer has seen its mistake")
+    described = {"names": [name], "dtype_names": ["float32"], "shapes": [list(shape)]}
+    for counts in (1, [True], [-1], [1, 1]):
+        llm.start_weight_update()
+        with pytest.raises(InvalidParameter, match="num_updates_list"):
+            llm.update_weights({"update_info": described | {"num_updates_list": counts}})
+        llm._abandon_weight_update("the trainer has seen its mistake")
     assert llm.compute_weight_checksums() == before
     check(llm, module)
     with pytest.raises(InvalidParameter, match="source"):

@@ -5,6 +5,7 @@ before and after `load_weights` of the model, which here needs nothing before.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,9 @@ class FolderLoader:
         for name in ("subfolder", "allow_patterns_overrides"):
             if (value := getattr(source, name)) is not None:
                 raise InvalidParameter(name, value, "the folder's weights are read: leave it None")
-        files = open_files("auto", Path(source.model_or_path), None)
-        try:
+        with closing(open_files("auto", Path(source.model_or_path), None)) as files:
             for name in files.entries:
                 yield source.prefix + name, files.read(name)
-        finally:
-            files.close()
 
     def load_weights(self, model: Any, model_config: Any) -> None:
         """Give a model the weights of the folder of a plan's model. Raises LoadError."""

@@ -187,15 +187,14 @@ class PyNcclCommunicator:
         if self.disabled or not tensor.numel():
             return BroadcastWork(None)
         self.check()
+        data = _flat_bytes(tensor)
         if self._host is not None and src == 0:
-            data = _flat_bytes(tensor)
             if isinstance(self._host, HostSender):
                 self._host.send(data, len(data) // len(tensor) if tensor.dim() > 1 else 1)
             else:
                 self._host.receive(data)
                 self._host.check_end()
             return BroadcastWork(None)
-        data = _flat_bytes(tensor)
         return BroadcastWork(_with_others(lambda: self._open.broadcast(data, src)))
 
     def all_reduce(self, in_tensor: Tensor, op: Any = None, stream: Any = None) -> Tensor:

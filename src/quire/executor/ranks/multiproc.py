@@ -465,9 +465,8 @@ class RemoteStep:
         self.rows = {*changed, *plan.decode_rows, *chunked}
         self._going_on = self.rows - changed
         # each stage knows where a chunk of a prompt ends
-        self._open = {chunk.row for chunk in plan.chunks if not chunk.samples}
-        if executor.knows_places:
-            self._open = self.rows
+        ending = {chunk.row for chunk in plan.chunks if not chunk.samples}
+        self._open = self.rows if executor.knows_places else ending
         """Rows whose place after the step is known without its results."""
         self.serial = 0
         self.follows = False

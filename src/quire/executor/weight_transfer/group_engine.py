@@ -27,14 +27,20 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class GroupInitInfo:
-    """Meeting place of the group. A worker's rank is `rank_offset` plus its number among all."""
+class GroupPlace:
+    """Address of a group. A worker's rank is `rank_offset` plus its number among all."""
 
     world_size: int
     rank_offset: int = 1
     master_address: str | None = None
     master_port: int | None = None
     nccl_unique_id_b64: str | None = None
+
+
+@dataclass
+class GroupInitInfo(GroupPlace):
+    """Meeting place of a group, and how it sends tensors that are packed together."""
+
     packed: bool = False
     packed_buffer_size_bytes: int = BUFFER_BYTES
     packed_num_buffers: int = 2

@@ -10,18 +10,11 @@ from torch import Tensor
 
 from quire.distributed.named_tensors import TensorMeta, metas_of
 from quire.errors import InvalidParameter
-from quire.executor.weight_transfer.group_engine import GroupInitInfo, GroupTransferEngine
-
-
-@dataclass
-class PatchInitInfo:
-    """Meeting place of the group. A worker's rank is `rank_offset` plus its number among all."""
-
-    world_size: int
-    rank_offset: int = 1
-    master_address: str | None = None
-    master_port: int | None = None
-    nccl_unique_id_b64: str | None = None
+from quire.executor.weight_transfer.group_engine import (
+    GroupInitInfo,
+    GroupPlace,
+    GroupTransferEngine,
+)
 
 
 @dataclass
@@ -39,7 +32,7 @@ class PatchUpdateInfo:
 class PatchTransferEngine(GroupTransferEngine):
     """A worker's side. Patches wait for the end of the update: a layer is packed once."""
 
-    init_info_cls = PatchInitInfo
+    init_info_cls = GroupPlace
     update_info_cls = PatchUpdateInfo
     supports_draft_weight_update = False
 
@@ -61,7 +54,8 @@ class PatchTransferEngine(GroupTransferEngine):
         assert self._communicator is not None, "init comes first"
         metas = metas_of(update_info.names, update_info.dtype_names, update_info.shapes)
         counts = update_info.num_updates_list
-        if len(counts) != len(metas) or not all(isinstance(n, int) and n >= 0 for n in counts):
+        is_list = isinstance(counts, list | tuple) and len(counts) == len(metas)
+        if not is_list or not all(type(n) is int and n >= 0 for n in counts):
             allowed = f"a number, not below 0, for each of the {len(metas)} tensors"
             raise InvalidParameter("update_info['num_updates_list']", counts, allowed)
         found = []
