@@ -239,7 +239,9 @@ class Supervisor:
             try:
                 outputs = self._cores.next_output()
             except EngineError as error:
-                self._on_core_death(error)
+                # the frames of its traceback have the error and the cores: they would keep each
+                # other, and the processes with them, until the garbage collector comes
+                self._on_core_death(error.with_traceback(None))
             else:
                 if outputs is None:
                     break
