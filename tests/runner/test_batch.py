@@ -147,6 +147,10 @@ def test_a_steady_decode_makes_nothing_anew_and_still_moves_on():
     assert torch.equal(batch.positions, positions + 1)
     assert batch.ids.tolist() == [7, 8, 9, 10, 11, 12]
     bench.check(second, dict.fromkeys(bench.decode, 1))
+    bench.advance(second, [5, 4, 3, 2, 1, 0])
+    third = bench.build(list(bench.decode))
+    assert third is first, "a rank gets a list of its own with each plan"
+    bench.check(third, dict.fromkeys(bench.decode, 1))
 
 
 def test_a_row_that_another_request_takes_is_read_afresh():

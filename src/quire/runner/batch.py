@@ -181,7 +181,7 @@ class BatchBuilder:
         """The whole tensors, whose first entries a step uses; attention plans that are changed in
         place are the steps' own.
         """
-        # A steady decode comes with the same list object every step.
+        # A steady decode comes with the same list every step.
         self._decode_list: Sequence[int] | None = None
         self._layout: _Layout | None = None
 
@@ -200,13 +200,16 @@ class BatchBuilder:
         """
         layout = self._layout
         is_plain = not plan.chunks and plan.decode_drafts is None
-        if layout is None or not is_plain or plan.decode_rows is not self._decode_list:
+        if layout is None or not is_plain or not self._has_layout_of(plan.decode_rows):
             layout = self._layout = self._lay_out(plan)
-            # the scheduler makes a new list when a row comes or goes, so that identity says whether
-            # the layout is the same
             self._decode_list = plan.decode_rows if is_plain else None
         self._fill(layout)
         return layout.inputs
+
+    def _has_layout_of(self, decode_rows: Sequence[int]) -> bool:
+        # the scheduler makes a new list when a row comes or goes; a plan that came as a message has
+        # one of its own in every step
+        return decode_rows is self._decode_list or decode_rows == self._decode_list
 
     def padding(self, size: int) -> Batch:
         """A step of only padding, at the addresses of decode steps that are padded to this size,
