@@ -6,7 +6,9 @@ so that whatever else the machine does falls on all: the figure is the median of
 ratios, with its quartiles. What else runs costs ranks more than threads, which take over the work
 of one that has lost its core: `undisturbed` compares the lower quartiles of a turn's steps. Of the
 ranks' time also the parts that one worker does not have: how long a rank waits for the others and
-how often it sleeps meanwhile, and the processor's time of the core.
+how often it sleeps meanwhile, and the processor's time of the core. `huge` is the share of memory
+that is on huge pages: where engines differ, as on a machine whose free memory is in pieces, their
+speeds differ in all kinds of steps alike, whatever they do.
 
     PYTHONPATH=src python -m benchmarks.rank_speed --shape 0.6b
 """
@@ -23,6 +25,8 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, quantiles
+
+from psutil import Process
 
 from quire import LLM, SamplingParams
 from quire.bench.report import add_output_flag, conclude
@@ -142,6 +146,17 @@ def opened(folder: Path, key: str, args: argparse.Namespace) -> LLM:
     )
 
 
+def huge_share(pids: Sequence[int]) -> float:
+    """Share of these processes' memory that is on huge pages."""
+    found = {"AnonHugePages": 0, "Anonymous": 0}
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+            name, size, *_ = line.split()
+            if (name := name.rstrip(":")) in found:
+                found[name] += int(size)
+    return round(found["AnonHugePages"] / (found["Anonymous"] or 1), 3)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and write what is asked for."""
     parser = argparse.ArgumentParser(
@@ -171,11 +186,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = make_checkpoint(Path(name) / "model", args.shape)
-        engines = {
-            key: stack.enter_context(opened(folder, key, args)) for key in (ONE, *args.engines)
-        }
+        engines, pids = {}, {ONE: [os.getpid()]}
+        for key in (ONE, *args.engines):
+            before = {child.pid for child in Process().children(recursive=True)}
+            engines[key] = stack.enter_context(opened(folder, key, args))
+            now = {child.pid for child in Process().children(recursive=True)}
+            pids.setdefault(key, sorted(now - before))
         for kind, (turn, num_steps) in turns.items():
             figures |= in_turns(kind, engines, turn, num_steps, args.rounds)
+        figures |= {f"{key}_huge": huge_share(own) for key, own in pids.items()}
     missed = [
         f"{key}: {found}"
         for key, found in figures.items()

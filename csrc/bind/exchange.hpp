@@ -43,6 +43,13 @@ void largest(Context& c, std::shared_ptr<Exchange> exchange, int64_t tokens, uin
     c.submit(&exchange_largest, args, tokens);
 }
 
+template <class Context>
+void meet(Context& c, std::shared_ptr<Exchange> exchange) {
+    const MeetArgs args{exchange.get()};
+    c.hold(exchange);
+    c.submit(&exchange_meet, args, 1);
+}
+
 // y [tokens, out], all workers' product, from x, its rows x_token apart, of this one. peaks: those
 // of whole rows, or 0; scales: of a weight that rounds rows, or 0; bias: or 0.
 template <class Context>
@@ -117,6 +124,7 @@ void bind_exchange(nanobind::module_& m, nanobind::class_<Context>& context) {
              })
         .def("broadcast", &broadcast, "data"_a, "num_bytes"_a);
     context.def("gather", &gather<Context>);
+    context.def("meet", &meet<Context>);
     context.def("largest", &largest<Context>);
     context.def("shared_product", &shared_product<Context>);
 }

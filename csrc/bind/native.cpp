@@ -173,6 +173,12 @@ void bind_memory(nb::module_& m) {
     m.def("allocate", &allocate, "size"_a, "touches_start"_a = false,
           "Zeroed memory; from 2 MiB on the kernel is asked for huge pages. touches_start: a thread "
           "touches the first one.");
+    m.def(
+        "board",
+        [](const std::shared_ptr<Exchange>& exchange, size_t size) {
+            return Buffer{exchange->board(size), size, exchange};
+        },
+        "exchange"_a, "size"_a, "Memory that all ranks of an exchange see.");
     m.def("prepare_memory", &prepare_memory, "size"_a,
           "Have a thread touch pages that `allocate` takes from then on.");
     m.def("end_preparation", &end_preparation, nb::call_guard<nb::gil_scoped_release>(),

@@ -149,6 +149,8 @@ Status exchange_largest(const LargestArgs& args, int64_t tokens, Pool&) {
                                   static_cast<float*>(args.out));
 }
 
+Status exchange_meet(const MeetArgs& args, int64_t, Pool&) { return args.exchange->meet_all(); }
+
 #if defined(__linux__)
 
 int Exchange::open_region(int size, int64_t slot_bytes) {
@@ -185,7 +187,8 @@ Exchange::Exchange(int fd, int rank) : rank_(rank) {
         size_ = static_cast<int>(header_->size);
         slot_bytes_ = header_->slot_bytes;
         has_core_ = size_ <= sysconf(_SC_NPROCESSORS_ONLN);
-        if (header_->magic != kMagic || num_bytes_ != region_bytes(size_, slot_bytes_))
+        // a rank that joined before may have made it longer
+        if (header_->magic != kMagic || num_bytes_ < region_bytes(size_, slot_bytes_))
             throw std::invalid_argument("this is not an exchange's region");
         if (rank_ < -1 || rank_ >= size_)
             throw std::invalid_argument("rank " + std::to_string(rank_) + " of " +
@@ -204,8 +207,28 @@ Exchange::Exchange(int fd, int rank) : rank_(rank) {
 }
 
 void Exchange::close_all() {
+    for (const Mapped& board : boards_) munmap(board.memory, board.num_bytes);
+    boards_.clear();
     if (memory_ != nullptr) munmap(memory_, num_bytes_);
     if (file_ >= 0) close(file_);
+}
+
+std::byte* Exchange::board(size_t num_bytes) {
+    num_bytes = round_up(std::max<size_t>(num_bytes, 1), kPage);
+    if (boards_.empty() || boards_.back().num_bytes < num_bytes) {
+        const size_t first = region_bytes(size_, slot_bytes_);
+        struct stat found{};
+        if (fstat(file_, &found) != 0) fail("the board of an exchange");
+        // its last byte, which cannot make the file shorter, whatever other ranks do meanwhile
+        if (static_cast<size_t>(found.st_size) < first + num_bytes &&
+            pwrite(file_, "", 1, static_cast<off_t>(first + num_bytes - 1)) != 1)
+            fail("the board of an exchange");
+        void* mapped = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_,
+                            static_cast<off_t>(first));
+        if (mapped == MAP_FAILED) fail("the board of an exchange");
+        boards_.push_back({mapped, num_bytes});
+    }
+    return static_cast<std::byte*>(boards_.back().memory);
 }
 
 void Exchange::abort(const std::string& reason) {
@@ -294,6 +317,7 @@ int Exchange::open_region(int, int64_t) {
 }
 Exchange::Exchange(int, int rank) : rank_(rank) { open_region(0, 0); }
 void Exchange::close_all() {}
+std::byte* Exchange::board(size_t) { return nullptr; }
 void Exchange::abort(const std::string&) {}
 void Exchange::reset() {}
 bool Exchange::decide(uint32_t, bool) { return false; }
@@ -333,6 +357,12 @@ std::vector<Waits> Exchange::waits() const {
     for (int rank = 0; rank < size_; ++rank)
         found.push_back({of(rank).waited_ns.load(), of(rank).sleeps.load()});
     return found;
+}
+
+Status Exchange::meet_all() {
+    const Status status = meet(next_piece());
+    if (status == Status::ok) finish();
+    return status;
 }
 
 // A piece is whole rows where a slot holds one, else a part of a row.

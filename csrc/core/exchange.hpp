@@ -40,7 +40,8 @@ struct Waits {
 // - `arrived` of two ranks differ by one at most, until an abort;
 // - a piece comes to its end on every rank or on none, whenever an abort falls.
 //
-// The slots of a piece lie side by side, by rank.
+// The slots of a piece lie side by side, by rank. Behind them is memory that ranks write where others
+// read it, see `board`.
 class Exchange {
    public:
     // The descriptor of a new region, closed on exec. Throws std::system_error, and everywhere but
@@ -85,6 +86,11 @@ class Exchange {
         return Status::ok;
     }
     int64_t capacity(int64_t row_bytes) const { return slot_bytes_ / row_bytes; }
+    // Memory that all ranks see, zero at first and as large as the largest that one has asked for.
+    // The ranks say by `meet_all` when others may read what they have written, and must have met
+    // again before they write it anew. Valid as long as the exchange. Throws std::system_error.
+    std::byte* board(size_t num_bytes);
+    Status meet_all();
     // A collective is over, which may be several pieces.
     void finish();
     // The largest of the ranks' numbers, one by one; NaN where one has NaN.
@@ -108,6 +114,11 @@ class Exchange {
     int file_ = -1;  // a description of our own, which has our lock
     std::byte* memory_ = nullptr;
     size_t num_bytes_ = 0;
+    struct Mapped {
+        void* memory;
+        size_t num_bytes;
+    };
+    std::vector<Mapped> boards_;  // the last one is the largest
     ExchangeHeader* header_ = nullptr;
     bool has_core_ = false;  // else a rank that is waited for may need ours
     bool was_long_ = false;  // the last wait
@@ -130,6 +141,10 @@ struct LargestArgs {
     void* out;
 };
 
+struct MeetArgs {
+    Exchange* exchange;
+};
+
 // A product whose inputs the ranks have a part of each: the partial sums of all are written where
 // all can read them, and added there. `product` is a partial one, `sum` adds as many parts as there
 // are ranks; y of the one and parts of the other do not matter. A row fits into a slot.
@@ -145,6 +160,7 @@ Status shared_product(const SharedProductArgs& args, int64_t tokens, Pool& pool)
 
 Status exchange_gather(const GatherArgs& args, int64_t tokens, Pool& pool);
 Status exchange_largest(const LargestArgs& args, int64_t tokens, Pool& pool);
+Status exchange_meet(const MeetArgs& args, int64_t tokens, Pool& pool);
 
 // Why the last collective of this thread ended with Status::aborted.
 const std::string& abort_reason();

@@ -12,6 +12,7 @@ from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.program import Program
 from quire.kernels.cpu.recorded_group import RecordedGroup
 from quire.kernels.cpu.runtime import CpuRuntime
+from quire.models.heads import HeadPart, LanguageModelHead
 from quire.models.layers import SharedProjection
 from quire.ops.select import select
 from tests.kernels.cpu.segment_worker import FORMATS, INPUTS, draw, part_of
@@ -79,6 +80,41 @@ def test_parts_add_up_to_the_product_of_one_worker(name, size):
             expected = whole_ops.linear(x[: len(y)], packed)
             assert torch.equal(y, expected)
             assert torch.equal(after, whole_ops.linear(expected, last))
+    exchange.close()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_outputs_of_ranks_lie_side_by_side_where_the_first_reads_them(size):
+    x, weight = draw(CAPACITY, INPUTS, dtype=DTYPE), draw(4 * 32, INPUTS, dtype=DTYPE, seed=1)
+    exchange = SharedExchange(size, PAGE)
+    runtime = CpuRuntime()
+    ops = recordable(select(device="cpu", dtype=DTYPE, providers=["cpu"], runtime=runtime), runtime)
+    expected = ops.logits(x, ops.pack_linear(weight, None), 0.5, 3.0)
+
+    def work(rank):
+        runtime = CpuRuntime()
+        ops = select(device="cpu", dtype=DTYPE, providers=["cpu"], runtime=runtime)
+        ops, group = (
+            recordable(ops, runtime),
+            RecordedGroup(runtime, SharedGroup(exchange.fileno(), rank)),
+        )
+        part = HeadPart(ops.pack_linear(weight.chunk(size)[rank], None), group)
+        head = LanguageModelHead(ops, part.weight, 0.5, 3.0, part)
+        program = Program(runtime, CAPACITY)
+        given = torch.empty(CAPACITY, INPUTS, dtype=DTYPE)
+        with program.recording():
+            scores = head.shared_logits(given)
+        assert len(program) == 2, "a product and a meeting: nothing is copied"
+        found = []
+        for rows in ([*range(CAPACITY)], [3], [7, 1, 20]):
+            given[: len(rows)] = x[rows]
+            program.replay(len(rows))
+            found.append((rows, scores[: len(rows)].clone()))
+            group.broadcast(torch.zeros(1))  # as the first one, which has read them, gives ids
+        return found
+
+    for rows, scores in on_all(work, size)[0]:
+        assert torch.equal(scores, expected[rows])
     exchange.close()
 
 

@@ -6,6 +6,7 @@ freed with the last process that has it. What happens in it is in csrc/core/exch
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -88,7 +89,7 @@ class SharedGroup:
 
         Raises ValueError for a descriptor of something else.
         """
-        native = _require_native()
+        self._native = native = _require_native()
         self._exchange = native.Exchange(memory, rank)
         self._context = native.Context(native.Pool(1), native.best_level())
         self.rank, self.size = rank, int(self._exchange.size)
@@ -139,6 +140,18 @@ class SharedGroup:
     def largest_by(self, context: Any, x: Tensor, out: Tensor) -> None:
         """Find the largest numbers of x [T], fp32, for the dense `out`."""
         context.largest(self._exchange, len(x), x.data_ptr(), x.stride(0), out.data_ptr())
+
+    def board(self, *shape: int) -> Tensor:
+        """Memory for fp32 numbers that all ranks see; the same with each call, or a part of it. A
+        rank reads what others have written after `meet_by`, and before the next time that all meet.
+        """
+        count = math.prod(shape)
+        buffer = self._native.board(self._exchange, 4 * count)
+        return torch.frombuffer(buffer, dtype=torch.float32).view(shape)
+
+    def meet_by(self, context: Any) -> None:
+        """Wait until all ranks have come."""
+        context.meet(self._exchange)
 
     def has_room(self, width: int) -> bool:
         """Whether `product_by` has room for rows of so many numbers."""

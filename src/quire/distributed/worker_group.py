@@ -58,12 +58,18 @@ class WorkerGroup(Protocol):
 
 @runtime_checkable
 class ProductGroup(Protocol):
-    """Workers that can add up the parts of a product where they write them."""
+    """Workers that can put the parts of products where all read them."""
 
     def product(self, x: Tensor, weight: Any, peaks: Tensor | None) -> Tensor | None:
         """The sum of `linear_total` from the products of the workers' x [T, in] -> [T, out] in x's
         type, with the bits that `linear_partial` and `gather` would give it. None: it is to be done
         by these, on all workers.
+        """
+        ...
+
+    def outputs(self, compute: Callable[[], Tensor], num_rows: int, width: int) -> Tensor | None:
+        """The results [T, width] of the workers' compute(), fp32, which one op writes -> [T, size,
+        width], as `gather` with to_first would give them. None: it is to be done by that.
         """
         ...
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
-from quire.distributed.worker_group import WorkerGroup
+from quire.distributed.worker_group import ProductGroup, WorkerGroup
 from quire.ops import LinearWeight, Ops
 from quire.ops.linear import SharedOutputs
 
@@ -46,5 +47,11 @@ class LanguageModelHead:
     def shared_logits(self, hidden: Tensor) -> Tensor:
         """`logits`, a part from each worker of the group; all call it, the first gets them."""
         assert self.part is not None, "the workers have the whole head each"
-        own = self.ops.logits(hidden, self.part.weight, self.scale, self.softcap)
-        return self.part.group.gather(own, to_first=True).flatten(1)
+        weight, group = self.part.weight, self.part.group
+        compute = partial(self.ops.logits, hidden, weight, self.scale, self.softcap)
+        whole = None
+        if isinstance(group, ProductGroup):
+            whole = group.outputs(compute, len(hidden), weight.out_features)
+        if whole is None:
+            whole = group.gather(compute(), to_first=True)
+        return whole.flatten(1)

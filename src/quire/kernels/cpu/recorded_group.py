@@ -65,6 +65,18 @@ class RecordedGroup:
         )
         return y
 
+    def outputs(self, compute: Callable[[], Tensor], num_rows: int, width: int) -> Tensor | None:
+        runtime, group = self._runtime, self._group
+        if runtime.program is None or not isinstance(group, SharedGroup):
+            return None
+        # the next meeting comes when the first worker has read these: before ids go to the others
+        whole = group.board(num_rows, self.size, width)
+        runtime.keep(num_rows, whole)
+        with runtime.result_in(whole[:, self.rank]):
+            compute()
+        group.meet_by(runtime.context)
+        return whole
+
     def apply(
         self, function: Callable[..., Tensor], inputs: Sequence[Tensor], width: int
     ) -> Tensor:

@@ -61,6 +61,7 @@ class CpuRuntime:
         self._single: Any = None
         self.program: Program | None = None
         self._given: list[Tensor] = []
+        self._place: Tensor | None = None
         self._found: list[bool] | None = None
         """Whether there was NaN, by packing; None: nobody asks."""
 
@@ -94,9 +95,22 @@ class CpuRuntime:
 
     def output(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory for an op's result [T, ...]; contents are arbitrary."""
+        if self._place is not None and self._place.shape == shape:
+            place, self._place = self._place, None
+            assert place.dtype is dtype
+            return place
         if self.program is None:
             return torch.empty(shape, dtype=dtype)
         return self.program.output(shape, dtype)
+
+    @contextmanager
+    def result_in(self, place: Tensor) -> Iterator[None]:
+        """Have the product in the block write its result into `place` [T, out], whose rows may lie
+        apart.
+        """
+        self._place = place
+        yield
+        assert self._place is None, "no op has had a result of this shape"
 
     def weight_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Zeroed memory for a packed weight, or what it may replace. Raises MemoryError, or
