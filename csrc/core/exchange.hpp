@@ -40,8 +40,8 @@ struct Waits {
 // - `arrived` of two ranks differ by one at most, until an abort;
 // - a piece comes to its end on every rank or on none, whenever an abort falls.
 //
-// The slots of a piece lie side by side, by rank. Behind them is memory that ranks write where others
-// read it, see `board`.
+// The slots of a piece lie side by side, by rank. Behind them is memory that ranks write for each
+// other, see `board`.
 class Exchange {
    public:
     // The descriptor of a new region, closed on exec. Throws std::system_error, and everywhere but
