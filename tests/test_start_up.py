@@ -1,12 +1,17 @@
-"""The collector stands still during imports, and is as before afterwards."""
+"""The collector stands still during imports, modules of frames are found without a search, and all
+is as before afterwards.
+"""
 
 import gc
+import inspect
+import os
+import sys
 import weakref
 
 import pytest
 
 import quire
-from quire.start_up import without_collections
+from quire.start_up import quick_imports, without_collections
 
 
 class Thing:
@@ -84,3 +89,31 @@ def test_what_lasts_is_never_looked_at_again():
     del thing
     gc.collect()
     assert reference() is None, "what was made later is collected"
+
+
+def frames():
+    """One of this module, some without a file or a module, and one that says another's name."""
+    here = sys._getframe()
+    yield here
+    for names in ({}, {"__name__": "nobody"}, {"__name__": "json"}, {"__name__": None}):
+        exec("import sys; frame = sys._getframe()", names)
+        yield names["frame"]
+    code = compile("import sys; frame = sys._getframe()", inspect.getfile(inspect), "exec")
+    names = {"__name__": "json"}
+    exec(code, names)
+    yield names["frame"]
+
+
+def test_modules_of_frames_are_those_that_a_search_finds(monkeypatch):
+    search = inspect.getmodule
+    given = [*frames(), quire, os.path.join, "text"]
+    right = [search(thing) for thing in given]
+    assert right[0] is sys.modules[__name__] and right[5] is inspect
+    with quick_imports(), quick_imports():
+        assert inspect.getmodule is not search
+        assert [inspect.getmodule(thing) for thing in given] == right
+        assert inspect.getframeinfo(given[0]).filename == __file__
+        monkeypatch.setattr(os.path, "realpath", None)
+        assert inspect.getmodule(given[0]) is right[0], "without a search"
+        monkeypatch.undo()
+    assert inspect.getmodule is search

@@ -2,13 +2,20 @@
 
 import os
 import sys
+import threading
 import zlib
 from pathlib import Path
 
 import pytest
 
 from quire.hardware import buffer_file
-from quire.hardware.buffer_file import BadFile, map_buffers, write_buffers
+from quire.hardware.buffer_file import (
+    BadFile,
+    end_mapping_ahead,
+    map_ahead,
+    map_buffers,
+    write_buffers,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files without names")
 BUFFERS = {"large": os.urandom(9 << 20), "empty": b"", "odd": b"abc", "page": bytes(4096)}
@@ -45,6 +52,48 @@ def test_writing_to_the_pages_does_not_change_the_file(file):
     pages, places, _ = map_buffers(file)
     pages[places["odd"][0]] = 0
     assert contents(file) == BUFFERS
+
+
+def test_what_is_mapped_ahead_is_taken_once(file):
+    map_ahead(file)
+    ahead = buffer_file._ahead[file].pages
+    taken, _, _ = map_buffers(file)
+    assert taken is ahead
+    assert map_buffers(file)[0] is not ahead
+    map_ahead(file)
+    end_mapping_ahead()
+    assert not buffer_file._ahead
+
+
+def test_a_file_that_changes_after_it_was_mapped_ahead_is_mapped_anew(file, tmp_path):
+    """Whether another one has its name, or it was written to; and one that is gone is not found."""
+    map_ahead(file)
+    write_buffers(tmp_path / "other", {"b": memoryview(b"x")}, None, lambda: True)
+    (tmp_path / "other").rename(file)
+    assert list(map_buffers(file)[1]) == ["b"]
+    map_ahead(file)
+    with file.open("r+b") as place:
+        place.seek(60)
+        place.write(b"damage")
+    with pytest.raises(BadFile):
+        map_buffers(file)
+    map_ahead(file)  # which does nothing with such a file
+    with pytest.raises(BadFile):
+        map_buffers(file)
+    file.unlink()
+    map_ahead(file)
+    with pytest.raises(FileNotFoundError):
+        map_buffers(file)
+
+
+def test_a_thread_reads_what_is_mapped(file, monkeypatch):
+    read = []
+    monkeypatch.setattr(buffer_file, "_fault_in", lambda pages: read.append(len(pages)))
+    map_ahead(file)
+    for thread in threading.enumerate():
+        if thread.name == "mapped-file":
+            thread.join()
+    assert read == [file.stat().st_size]
 
 
 def test_who_stops_leaves_nothing(tmp_path):

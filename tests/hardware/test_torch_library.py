@@ -14,9 +14,12 @@ START = """
 import sys
 from pathlib import Path
 from quire._native import wait_for_libraries
-from quire.hardware.torch_library import load_torch_ahead
+from quire.hardware.torch_library import load_torch_ahead, wait_for_torch
 def is_loaded():
     return "libtorch_cpu.so" in Path("/proc/self/maps").read_text()
+def native_modules():
+    files = [str(getattr(module, "__file__", "")) for module in list(sys.modules.values())]
+    return sorted(file for file in files if file.endswith(".so"))
 """
 
 
@@ -30,13 +33,14 @@ def printed(code, ahead="load_torch_ahead()\n"):
 def test_torch_finds_its_libraries_loaded():
     code = """
 print("torch" in sys.modules)
-wait_for_libraries()
-print(is_loaded())
+before = native_modules()
+wait_for_torch()
+print(is_loaded(), native_modules() == before, "unittest.mock" in sys.modules)
 import torch
 print(torch.ones(3).sum().item(), torch.linalg.inv(torch.eye(2)).trace().item())
 load_torch_ahead()
 """
-    assert printed(code) == ["False", "True", "3.0", "2.0"]
+    assert printed(code) == ["False", "True", "True", "True", "3.0", "2.0"]
 
 
 def test_a_process_may_end_or_import_torch_meanwhile():
@@ -66,6 +70,6 @@ ahead.load_torch_ahead()
 wait_for_libraries()
 print(is_loaded())
 import torch
-print(is_loaded())
+print(is_loaded(), [name for name in ahead._MEANWHILE if name not in sys.modules])
 """
-    assert printed(code, ahead="") == ["False", "True"]
+    assert printed(code, ahead="") == ["False", "True", "[]"]

@@ -55,13 +55,13 @@ def packed_file(model: ModelPlan, parallel: ParallelPlan) -> Path | None:
 
 def preparation(model: ModelPlan, parallel: ParallelPlan) -> Preparation:
     """The work for the weights that can be done while torch is imported: none where they are not
-    packed, or a file has them.
+    packed.
     """
     if not _is_packed_whole(model, parallel):
         return Preparation()
     path = packed_file(model, parallel)
     if path is not None and path.exists():
-        return Preparation()
+        return Preparation(file=str(path))
     packing = _packing(model, parallel)
     if packing is None or packing.num_bytes < _LEAST_SHARE * model.weight_bytes:
         return Preparation(num_bytes=model.weight_bytes)

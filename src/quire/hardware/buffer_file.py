@@ -15,11 +15,14 @@ import json
 import mmap
 import os
 import stat
+import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from quire.hardware.torch_library import wait_for_libraries
 
 MAGIC = b"QuirePW2"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -29,10 +32,28 @@ _START_BYTES = len(MAGIC) + _MARK_BYTES + 8 + 4
 _PAGE = 4096
 _PIECE = 8 << 20
 """Bytes written at once: whole huge pages, at multiples of their size."""
+_FAULT = 64 << 10
+"""Bytes that one fault maps at least where the page cache has them."""
 
 
 class BadFile(Exception):
     """A file that was not written by `write_buffers`, or not to its end."""
+
+
+class _Mapped(NamedTuple):
+    """A file's pages, the offset, size and checksum of each buffer, what it says about them, and
+    whether its mark is missing, so that it has to be checked. `identity`: of the file as it was.
+    """
+
+    pages: mmap.mmap
+    places: dict[str, tuple[int, int, int]]
+    about: Any
+    is_unmarked: bool
+    identity: tuple[int, ...]
+
+
+_ahead: dict[Path, _Mapped] = {}
+"""Files that are mapped already."""
 
 
 def write_buffers(
@@ -68,10 +89,36 @@ def write_buffers(
         os.close(folder)
 
 
+def map_ahead(path: Path) -> None:
+    """Map a file for the next `map_buffers` of it, which finds its pages there. Does nothing with a
+    file that cannot be mapped.
+    """
+    with contextlib.suppress(OSError, BadFile):
+        _ahead[path] = _map(path)
+
+
+def end_mapping_ahead() -> None:
+    """Forget the files that nobody has asked for."""
+    _ahead.clear()
+
+
 def map_buffers(path: Path) -> tuple[mmap.mmap, dict[str, tuple[int, int]], Any]:
     """Map a file: its pages, which are not to be written, the offset and size in bytes of each
     buffer, and what the file says `about` them. Raises OSError, BadFile.
     """
+    mapped = _ahead.pop(path, None)
+    if mapped is None or mapped.identity != _identity(path.stat()):
+        mapped = _map(path)
+    if mapped.is_unmarked:
+        _check(mapped.pages, mapped.places)
+        # checked once in a boot: the mark spares the next process the sums
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            _mark(file.fileno())
+    return mapped.pages, {name: at[:2] for name, at in mapped.places.items()}, mapped.about
+
+
+def _map(path: Path) -> _Mapped:
+    """Map a file, and have a thread read it. Raises OSError, BadFile."""
     with open(path, "rb", opener=_open_at_once) as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
@@ -97,13 +144,15 @@ def map_buffers(path: Path) -> tuple[mmap.mmap, dict[str, tuple[int, int]], Any]
             raise BadFile("its header cannot be read") from error
         # private, so that nothing changes the file; never written, so that all pages are shared
         pages = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-    _fault_in(pages)
-    if start[len(MAGIC) : len(MAGIC) + _MARK_BYTES] != _boot() + _time_of(about):
-        _check(pages, places)
-        # checked once in a boot: the mark spares the next process the sums
-        with contextlib.suppress(OSError), path.open("r+b") as file:
-            _mark(file.fileno())
-    return pages, {name: place[:2] for name, place in places.items()}, header["about"]
+    with contextlib.suppress(OSError, AttributeError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    threading.Thread(target=_fault_in, args=(pages,), name="mapped-file", daemon=True).start()
+    is_unmarked = start[len(MAGIC) : len(MAGIC) + _MARK_BYTES] != _boot() + _time_of(about)
+    return _Mapped(pages, places, header["about"], is_unmarked, _identity(about))
+
+
+def _identity(about: os.stat_result) -> tuple[int, ...]:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def mark_used(path: Path) -> None:
@@ -145,14 +194,14 @@ def _boot() -> bytes:
 
 
 def _fault_in(pages: mmap.mmap) -> None:
-    """Map what the page cache has, and read what it lacks."""
-    for advice in ("MADV_HUGEPAGE", "MADV_WILLNEED"):
-        with contextlib.suppress(OSError, AttributeError):
-            pages.madvise(getattr(mmap, advice))
-    populate_read = getattr(mmap, "MADV_POPULATE_READ", 22)
-    with contextlib.suppress(OSError):  # Linux 5.14
-        for at in range(0, len(pages), 32 * _PIECE):
-            pages.madvise(populate_read, at, min(32 * _PIECE, len(pages) - at))
+    """Map what the page cache has, and read what it lacks from the disk in its order. Without the
+    interpreter's lock, and by reading: a call that populates memory would hold up those who map
+    some, as imports do.
+    """
+    import numpy as np  # in this thread, while another one imports
+
+    wait_for_libraries()  # who waits for those needs the processors more
+    np.frombuffer(pages, np.uint8)[::_FAULT].max()
 
 
 def _name(file: int, name: str, folder: int) -> bool:

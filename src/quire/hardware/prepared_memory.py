@@ -1,23 +1,33 @@
-"""Threads that pack a model's weights before it is loaded, or clear the memory for them."""
+"""Threads that pack a model's weights before it is loaded, map the file that has them packed, or
+clear the memory for them.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
+from quire.hardware.buffer_file import end_mapping_ahead, map_ahead
 from quire.hardware.native import find_native
 from quire.hardware.packed_ahead import PackingPlan, end_packing, pack_ahead
 
 
 class Preparation(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights that are packed; without any, `num_bytes` of memory are cleared."""
+    """Weights that are packed, or the file that has them; without any, `num_bytes` of memory are
+    cleared.
+    """
 
     num_bytes: int = 0
     packing: PackingPlan | None = None
+    file: str | None = None
 
 
 def prepare(preparation: Preparation) -> None:
     """Have threads prepare for weights, while this process does something else."""
-    if preparation.packing is not None:
+    if preparation.file is not None:
+        map_ahead(Path(preparation.file))
+    elif preparation.packing is not None:
         pack_ahead(preparation.packing)
     else:
         prepare_memory(preparation.num_bytes)
@@ -31,7 +41,8 @@ def prepare_memory(num_bytes: int) -> None:
 
 
 def end_preparation() -> None:
-    """Free what of that memory, and of packed weights, nobody has taken."""
+    """Free what of that memory, of packed weights and of mapped files nobody has taken."""
+    end_mapping_ahead()
     native, _ = find_native()
     if native is not None:
         native.end_preparation()

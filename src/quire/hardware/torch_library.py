@@ -18,10 +18,15 @@ from quire.hardware.nvidia import open_driver
 _LIBRARIES = ("libtorch_global_deps.so", "libtorch_python.so")
 """Libraries in the order of `import torch`; the second brings all others with it."""
 _FIRST = (
-    *("asyncio", "base64", "hashlib", "json", "msgspec", "multiprocessing.connection", "numpy"),
-    *("psutil", "queue", "tokenizers"),
+    *("asyncio", "base64", "csv", "grp", "hashlib", "json", "lzma", "mmap", "msgspec"),
+    *("multiprocessing.connection", "numpy", "psutil", "queue", "tokenizers"),
 )
-"""Modules that engines need and that have native code, or import some."""
+"""Modules that engines or torch need and that have native code, or import some."""
+_MEANWHILE = (
+    *("gzip", "importlib.metadata", "importlib.resources", "multiprocessing.spawn", "pickletools"),
+    *("tarfile", "torchgen.model", "unittest.mock", "urllib.request", "zipfile"),
+)
+"""Modules that torch imports, and that import no other native code than those."""
 
 
 def load_torch_ahead() -> None:
@@ -48,9 +53,19 @@ def load_torch_ahead() -> None:
 
 
 def wait_for_torch() -> None:
-    """Wait for libraries that are being loaded, if there are any. Other threads of Python run
-    meanwhile; in an import that needs the libraries they would not.
+    """Wait for libraries that are being loaded, if there are any, and import meanwhile what torch
+    is going to. Other threads of Python run as well; in an import that needs the libraries they
+    would not.
     """
+    if "torch" not in sys.modules:
+        with contextlib.suppress(ImportError):  # of torch's own another release has others
+            for name in _MEANWHILE:
+                importlib.import_module(name)
+    wait_for_libraries()
+
+
+def wait_for_libraries() -> None:
+    """Wait for libraries that are being loaded, if there are any."""
     native, _ = find_native()
     if native is not None:
         native.wait_for_libraries()

@@ -287,7 +287,8 @@ def test_weights_are_packed_into_memory_that_was_prepared(tmp_path):
     right = answers(folder, quantization="int8", packed_weights_gib=0)
     prepare(before)
     assert same_bits(answers(folder, quantization="int8"), right)
-    assert preparation(plan.model, plan.parallel) == Preparation(), "now a file has them"
+    [file] = (tmp_path / "cache" / "packed").iterdir()
+    assert preparation(plan.model, plan.parallel) == Preparation(file=str(file)), "which has them"
     for changed in ({"load_format": "dummy"}, {"model_impl": "transformers"}):
         other = msgspec.structs.replace(plan.model, **changed)
         assert preparation(other, plan.parallel) == Preparation()
