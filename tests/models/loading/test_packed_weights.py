@@ -1,6 +1,7 @@
 """Packed weights of earlier starts: the same bits, for what they were made from alone."""
 
 import gc
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from quire.executor.packed_file import preparation
 from quire.hardware.native import find_native
 from quire.hardware.prepared_memory import Preparation, prepare
 from quire.models.loading import packed_weights
+from quire.models.loading.ahead.headers import fetch_small_tensors, placed_tensors
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, plan_of, same_bits, serve
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
@@ -275,6 +277,26 @@ def test_random_weights_and_small_models_have_no_file(tiny, cache, monkeypatch):
     monkeypatch.setattr(packed_weights, "LEAST_BYTES", 64 << 20)
     answers(tiny)
     assert not cache.exists()
+
+
+def test_a_start_from_the_file_reads_small_leaves_alone(tiny, monkeypatch):
+    """The checkpoint's other pages may have left memory, and nobody needs them."""
+    asked = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *of: asked.append(of[1:3]))
+    answers(tiny)
+    assert not asked, "the loader is about to read all"
+    answers(tiny)
+    small = [t for t in placed_tensors(tiny).values() if t.num_bytes <= 64 << 10]
+    assert "model.norm.weight" in {t.name for t in small}
+    assert asked == [(t.at, t.num_bytes) for t in small]
+
+
+@pytest.mark.parametrize("offsets", [[-8, 0], [1 << 62, 1 << 62], [8, 0], [0, 1 << 70]])
+def test_small_leaves_at_places_that_make_no_sense_are_left_to_the_loader(tmp_path, offsets):
+    header = {"a": {"dtype": "F32", "shape": [2], "data_offsets": offsets}}
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    fetch_small_tensors(tmp_path)
 
 
 def test_weights_are_packed_into_memory_that_was_prepared(tmp_path):

@@ -61,22 +61,22 @@ class PackedWeights:
         self._thread: threading.Thread | None = None
         self._goes_on = True
 
-    def open(self) -> None:
-        """Map the file, if there is one; a damaged one is removed."""
+    def open(self) -> bool:
+        """Map the file, if there is one, and say whether; a damaged one is removed."""
         self._stop()
         self._found, self._noted = {}, {}
         self._path = self._find_path()
         if self._path is None:
-            return
+            return False
         try:
             pages, places, about = map_buffers(self._path)
         except FileNotFoundError:
-            return
+            return False
         except (OSError, BadFile) as error:
             logger.warning("Packed weights in %s are not used: %s.", self._path, error)
             with contextlib.suppress(OSError):
                 self._path.unlink()
-            return
+            return False
         mark_used(self._path)
         for name, (facts, tensors) in about.items():
             views = {}
@@ -88,6 +88,7 @@ class PackedWeights:
                 views[part] = flat.view(shape)
             self._found[name] = self._codec.put_together(facts, views)
         logger.info("Packed weights of an earlier start are mapped from %s.", self._path)
+        return True
 
     def find(self, name: str) -> Any:
         """The weight of this name; None: it has to be packed."""

@@ -25,6 +25,7 @@ from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
 from quire.models.formats import read_storage
 from quire.models.formats.storage import Storage
+from quire.models.loading.ahead.headers import fetch_small_tensors
 from quire.models.loading.folder_files import LoadFormat, read_folder_config
 from quire.models.loading.leaves import OpenLeaves, open_leaves
 from quire.models.loading.load_formats import WeightFiles
@@ -87,8 +88,8 @@ def load_model(
     own = own_part(decoder, options.recipe, storage, group, options.stage)
     if files is not None:
         options = replace(options, stored=None)  # which is of the folder
-    if options.stored is not None:
-        options.stored.open()
+    if options.stored is not None and options.stored.open():
+        fetch_small_tensors(folder)  # all that is left to read
 
     def build(read: Read, leaves: OpenLeaves) -> DecoderModel:
         weights = WeightBuilder(
