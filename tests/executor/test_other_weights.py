@@ -127,6 +127,40 @@ def test_what_is_refused_is_named(core, folders):
         reload(core, weights_iterator=[], weights_path=str(folders[1]))
 
 
+def test_files_are_read_after_a_start_with_random_weights(folders, answers):
+    core = open_core(folders[0], 1, load_format="dummy")
+    drawn = serve(core)
+    core.collective_rpc("update_config", args=[{"load_config": {"load_format": "auto"}}])
+    assert same_bits(serve(core), drawn)
+    reload(core)
+    assert same_bits(serve(core), answers[0])
+    core.collective_rpc("update_config", args=[{"model_config": {"model": str(folders[1])}}])
+    core.sleep(2)
+    core.wake_up()
+    assert same_bits(serve(core), answers[1])
+    for refused, error in (
+        ({"load_config": {"load_format": "dummy"}}, NotBuiltYet),
+        ({"load_config": {"device": "cpu"}}, InvalidParameter),
+        ({"cache_config": {}}, InvalidParameter),
+        ([], InvalidParameter),
+    ):
+        with pytest.raises(error):
+            core.collective_rpc("update_config", args=[refused])
+    assert same_bits(serve(core), answers[1])
+    core.shutdown()
+
+
+def test_a_restarted_core_reads_the_files_that_the_one_before_was_told_of(folders, answers):
+    state = ControlState()
+    told = {"overrides": {"load_config": {"load_format": "auto"}}}
+    state.note(Utility("collective_rpc", ("update_config", None, [], told)), [None])
+    [again] = state.replay()
+    core = open_core(folders[0], 1, load_format="dummy")
+    core.collective_rpc(*again.args)
+    assert same_bits(serve(core), answers[0])
+    core.shutdown()
+
+
 def test_a_restarted_core_is_told_of_the_folder_again():
     state = ControlState()
     for method, kwargs in (("reload_weights", {"weights_path": "a"}), ("kv_cache_bytes", {"b": 1})):

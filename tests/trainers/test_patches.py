@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quire.errors import InvalidParameter, WeightMismatch, WeightUpdateError
+from quire.errors import InvalidParameter, LoadError, WeightMismatch, WeightUpdateError
 from quire.testing import make_checkpoint
 from quire.trainers.clients import LocalWeightSyncClient
 from quire.trainers.patches import SparseNCCLTrainerInitInfo, SparseWeightPatch
@@ -34,9 +34,10 @@ def patched(module, seed):
     return patches
 
 
-def joined(llm):
+def joined(llm, num_workers=1):
     return WeightTransferTrainerFactory.trainer_init(
-        SparseNCCLTrainerInitInfo("127.0.0.1", free_port(), 2), client=LocalWeightSyncClient(llm)
+        SparseNCCLTrainerInitInfo("127.0.0.1", free_port(), 1 + num_workers),
+        client=LocalWeightSyncClient(llm),
     )
 
 
@@ -97,17 +98,87 @@ def test_patches_that_do_not_fit_change_nothing(folder):
         )
 
 
-@pytest.mark.parametrize("wishes", [{"quantization": "int8"}, {"tensor_parallel_size": 2}], ids=str)
-def test_weights_in_another_form_take_no_patches(tmp_path, wishes):
-    folder = make_checkpoint(tmp_path, SHAPE, "qwen3", dtype="float32")
-    module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    llm = opened(folder, "sparse_nccl", **wishes)
-    workers = wishes.get("tensor_parallel_size", 1)
-    sender = WeightTransferTrainerFactory.trainer_init(
-        SparseNCCLTrainerInitInfo("127.0.0.1", free_port(), 1 + workers),
-        client=LocalWeightSyncClient(llm),
+FORMS = [
+    {"quantization": "int8"},
+    {"tensor_parallel_size": 2},
+    *(
+        pytest.param(wishes, marks=pytest.mark.full)
+        for wishes in (
+            {"quantization": "int4", "tensor_parallel_size": 2},
+            {"pipeline_parallel_size": 2},
+        )
+    ),
+]
+
+
+@pytest.fixture
+def plain(tmp_path):
+    return make_checkpoint(tmp_path, SHAPE, "qwen3", dtype="float32")
+
+
+@pytest.mark.parametrize("wishes", FORMS, ids=str)
+def test_weights_in_another_form_are_patched_in_those_of_the_files(plain, wishes):
+    module = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    llm, whole = opened(plain, "sparse_nccl", **wishes), opened(plain, "ipc", **wishes)
+    workers = wishes.get("tensor_parallel_size", 1) * wishes.get("pipeline_parallel_size", 1)
+    sender = joined(llm, workers)
+    other = WeightTransferTrainerFactory.trainer_init(
+        IPCTrainerInitInfo(), client=LocalWeightSyncClient(whole), source=ModuleSource(module)
     )
+    start = llm.compute_weight_checksums()
+    for step in (0, 1, 0):  # some tensors again, in other places
+        sender.send_weights(patched(module, step))
+        other.send_weights()
+        assert llm.compute_weight_checksums() == whole.compute_weight_checksums() != start
+    llm.collective_rpc("reload_weights")
+    assert llm.compute_weight_checksums() == start
+    # the patches of before are gone with the weights that had them
+    fresh = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    sender.send_weights(patched(fresh, 1))
+    with torch.no_grad():
+        for mine, its in zip(module.parameters(), fresh.parameters(), strict=True):
+            mine.copy_(its)
+    other.send_weights()
+    assert llm.compute_weight_checksums() == whole.compute_weight_checksums()
+    if "pipeline_parallel_size" in wishes:
+        return  # values are read back
     before = llm.compute_weight_checksums()
-    with pytest.raises(WeightUpdateError, match="by another backend"):
+    name, tensor = next(iter(module.named_parameters()))
+    patch = SparseWeightPatch(name, torch.tensor([3]), torch.ones(1).half(), tensor.shape)
+    with pytest.raises(LoadError, match="came as F16, and the files"):
+        sender.send_weights([patch])
+    assert llm.compute_weight_checksums() == before
+
+
+def test_values_between_patches_have_to_be_known(plain):
+    """Of weights that were given without a file, and of random ones."""
+    module = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    llm = opened(plain, "sparse_nccl", quantization="int8")
+    sender = joined(llm)
+    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    model.load_weights([(name, tensor + 0.01) for name, tensor in module.named_parameters()])
+    before = llm.compute_weight_checksums()
+    with pytest.raises(WeightUpdateError, match="these weights are of none"):
         sender.send_weights(patched(module, 1))
     assert llm.compute_weight_checksums() == before
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": str(plain)})
+    sender.send_weights(patched(module, 2))
+    before = llm.compute_weight_checksums()
+    file = plain / "model.safetensors"
+    (plain / "new").write_bytes(file.read_bytes())
+    (plain / "new").rename(file)  # a trainer saves into the folder
+    with pytest.raises(WeightUpdateError, match="has changed since"):
+        sender.send_weights(patched(module, 0))
+    assert llm.compute_weight_checksums() == before
+
+
+def test_a_place_that_comes_twice_has_the_last_value(plain):
+    module = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    llm = opened(plain, "sparse_nccl")
+    sender = joined(llm)
+    weight = module.model.norm.weight
+    with torch.no_grad():
+        weight[3] = 2.5
+    places, values = torch.tensor([3, 5, 3]), torch.tensor([9.0, weight[5].item(), 2.5])
+    sender.send_weights([SparseWeightPatch("model.norm.weight", places, values, weight.shape)])
+    check(llm, module)

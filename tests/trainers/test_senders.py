@@ -1,19 +1,26 @@
 """A module of transformers whose weights go to an engine, step after step, by every way."""
 
+import base64
+import os
+import pickle
 import secrets
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.multiprocessing import reductions
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
 from quire.distributed import host_broadcasts
+from quire.distributed.named_tensors import TensorMeta
 from quire.distributed.shared_buffer import SharedBuffer
 from quire.errors import InvalidParameter, LoadError, WeightUpdateError
+from quire.executor.weight_transfer import memory_engine
 from quire.testing import make_checkpoint
 from quire.trainers.clients import LocalWeightSyncClient
 from quire.trainers.earlier import (
@@ -28,7 +35,7 @@ from quire.trainers.senders import (
     WeightTransferTrainerFactory,
     while_engine,
 )
-from quire.trainers.sources import ModuleSource, layerwise_groups, share_parameters
+from quire.trainers.sources import ModuleSource, described, layerwise_groups, share_parameters
 
 SHAPE = {"num_hidden_layers": 2, "vocab_size": 300}
 PROMPT = list(range(3, 20))
@@ -282,3 +289,68 @@ def test_memory_goes_with_a_trainer_that_closes_nothing_and_not_with_its_forks()
     [line] = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
     path, exists = line.split()
     assert exists == "True" and not Path(path).exists()
+
+
+def test_pickled_handles_are_read_where_that_is_allowed(folder, module, monkeypatch):
+    llm = opened(folder, "ipc")
+    llm.init_weight_transfer_engine({"init_info": {}})
+    train(module, 1)
+    pairs = [(name, p.detach()) for name, p in module.named_parameters()]
+    buffer = SharedBuffer(sum(tensor.nbytes for _, tensor in pairs))
+    at, handles = 0, []
+    for _, tensor in pairs:
+        handles.append(buffer.write(at, tensor))
+        at += tensor.nbytes
+    update = described([TensorMeta(n, t.dtype, tuple(t.shape)) for n, t in pairs])
+    update["is_checkpoint_format"] = True  # as an older form has it here
+
+    def send(value, **more):
+        pickled = base64.b64encode(pickle.dumps(value)).decode()
+        llm.update_weights({"update_info": update | {"ipc_handles_pickled": pickled} | more})
+
+    before = llm.compute_weight_checksums()
+    with pytest.raises(InvalidParameter, match="QUIRE_ALLOW_INSECURE_SERIALIZATION=1"):
+        send(handles)
+    monkeypatch.setenv("QUIRE_ALLOW_INSECURE_SERIALIZATION", "1")
+    for value, more, words in (
+        (os.getcwd, {}, "posix.getcwd, which no such value"),
+        (torch.nn.Linear(1, 1), {}, "torch.nn"),
+        (handles[1:], {}, "one for each"),
+        (handles, {"ipc_handles": handles}, "with ipc_handles"),
+        (handles, {"ipc_handles_pickled": "$"}, "base64"),
+        (handles, {"ipc_handles_pickled": "gAR9"}, "cannot be read"),
+        ([{"GPU-1": reductions_pair()}] * len(handles), {}, "shared with an engine on that GPU"),
+    ):
+        with pytest.raises(InvalidParameter, match=words):
+            send(value, **more)
+    assert llm.compute_weight_checksums() == before
+    send(handles)
+    check(llm, module)
+    buffer.close()
+
+
+def reductions_pair():
+    """A pair of `reduce_tensor` for a tensor of a GPU."""
+    given = (torch.Tensor, torch.Size([2]), (1,), 0, torch.UntypedStorage, torch.bfloat16, 0, b"h")
+    return reductions.rebuild_cuda_tensor, given
+
+
+def test_a_pair_of_a_gpu_is_opened_on_the_workers_own(monkeypatch):
+    """With a function in place of torch's, as no GPU is here."""
+    opened_with = []
+
+    def rebuild_cuda_tensor(*given):
+        opened_with.append(given)
+        return torch.arange(2)
+
+    rebuild_cuda_tensor.__module__ = reductions.__name__
+    rebuild_cuda_tensor.__qualname__ = "rebuild_cuda_tensor"
+    properties = SimpleNamespace(uuid="GPU-1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 7)
+    _, given = reductions_pair()
+    found = memory_engine._of_gpu({"GPU-1": (rebuild_cuda_tensor, given)}, torch.device("cuda"))
+    assert found.tolist() == [0, 1] and opened_with == [(*given[:6], 7, b"h")]
+    for handle in ({"GPU-2": (rebuild_cuda_tensor, given)}, {"GPU-1": (os.getcwd, given)}):
+        with pytest.raises(InvalidParameter, match="ipc_handles"):
+            memory_engine._of_gpu(handle, torch.device("cuda"))

@@ -37,6 +37,14 @@ class TensorMeta(NamedTuple):
         return str(self.dtype).removeprefix("torch.")
 
 
+class TensorPatch(NamedTuple):
+    """New values of a tensor at some `places` of it, flat; None: at all of them."""
+
+    meta: TensorMeta
+    places: Tensor | None
+    values: Tensor
+
+
 def metas_of(
     names: Sequence[str], dtype_names: Sequence[str], shapes: Sequence[Sequence[int]]
 ) -> list[TensorMeta]:

@@ -49,6 +49,8 @@ def _place_of_weights(
     """A fresh core has the weights of its folder, and not those that it was told to load since."""
     if method == "finish_weight_update":
         return UPDATED
+    if method == "update_config":
+        return "files of weights"
     is_told = method == "reload_weights" and (args or kwargs)
     return "weights" if is_told else None
 
@@ -60,8 +62,9 @@ def _replayed(
     kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Any, ...]:
     """A fresh core reads weights again from where they were, but has not got those of an update."""
-    is_update = method == "finish_weight_update"
-    return method, timeout, args, {**(kwargs or {}), **({"is_lost": True} if is_update else {})}
+    told = {"finish_weight_update": {"is_lost": True}, "update_config": {"is_restored": True}}
+    more = told.get(method, {}) if isinstance(method, str) else {}
+    return method, timeout, args, {**(kwargs or {}), **more}
 
 
 def _forgotten(method: str | Callable[..., Any], *_: Any) -> tuple[Hashable, ...]:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.engine.wire.control_calls import AwaitedFace, BlockingFace, Utility, first, verb
-from quire.errors import EngineError, WeightUpdateError
+from quire.errors import WeightUpdateError
 from quire.params.weight_transfer import (
     WeightTransferUpdateRequest,
     init_info_of,
+    require_checkpoint_format,
     update_info_of,
 )
 
@@ -59,10 +60,10 @@ class WeightVerbs:
         """Begin an update. Requests that run wait until it has ended, and new ones queue; pause
         first to end them, or to forget their K/V. Done when the device is idle.
 
-        Raises WeightUpdateError where an update is open, and while the weights are asleep.
+        Raises WeightUpdateError where an update is open, and while the weights are asleep,
+        NotBuiltYet for tensors of another format than the checkpoint's.
         """
-        if not is_checkpoint_format:
-            raise EngineError("Tensors have the names and shapes of a checkpoint: leave it True.")
+        require_checkpoint_format(is_checkpoint_format)
         return Utility("start_weight_update", (False,))
 
     @verb("start_weight_update", is_repeatable=False)

@@ -20,6 +20,7 @@ from quire.models.cutting.stages import memory_places
 from quire.models.decoder import DecoderModel
 from quire.models.drafting.network import DraftNetwork
 from quire.models.formats import read_storage
+from quire.models.loading.load_formats import open_files
 from quire.models.loading.options import AdapterRoom, ModelOptions
 from quire.models.loading.packed_weights import PackedWeights
 from quire.models.loading.weight_placement import WeightPlacement
@@ -27,6 +28,7 @@ from quire.models.loading.weights import check_weights, load_model, save_sharded
 from quire.models.spec import Decoder, PipelineStage
 from quire.ops import Ops
 from quire.runner.model import RunnableModel
+from quire.runner.residence import OpenFiles
 
 if TYPE_CHECKING:
     from quire.executor.weight_transfer.engines import WeightTransferEngine
@@ -118,6 +120,14 @@ def make_transfer(
         return engine
 
     return make
+
+
+def checkpoint_files(config: WorkerConfig) -> OpenFiles | None:
+    """The function that opens the files of a worker's weights; None: they are in none."""
+    if config.model.is_foreign or config.weights_format in ("dummy", "sharded_state"):
+        return None
+    decoder = read_spec(config.model.hf_config, config.model.pooler)
+    return partial(open_files, config.weights_format, Path(config.model.model_folder), decoder)
 
 
 def make_snapshots(config: WorkerConfig, rank: int) -> Snapshots | None:

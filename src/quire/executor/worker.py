@@ -23,6 +23,7 @@ from quire.models.loading.readers.named_tensors import NamedTensors
 from quire.models.loading.source import locate_adapter
 from quire.models.spec import Decoder
 from quire.params import RequestParams
+from quire.params.weight_transfer import config_changes, require_checkpoint_format
 from quire.runner.block_transfers import BlockTransfers
 from quire.runner.model import RunnableModel
 from quire.runner.residence import WEIGHTS, Residence
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from quire.executor.kv_tier.connected_worker import ConnectedWorker
 
 T = TypeVar("T")
+
+_NEW_ENGINE = "Start a new engine."
 
 
 class SaveWeights(Protocol):
@@ -77,12 +80,13 @@ class Worker(WeightMethods, WorkerViews):
         stored: PackedWeights | None = None,
         weights: WorkerWeights | None = None,
         place: tuple[int, int, int] = (0, 1, 1),
+        folder: Path | None = None,
     ) -> None:
         """`save` writes the worker's weights; None: the model is one of transformers. `profiler`
         None: profiling is not possible. `adapters` None: the engine has none. `stored`: packed
         weights that are kept for later starts; None: none are. `weights` None: the model's are
         those of the start. `place`: the number of the core, and of the workers that share a layer
-        and that run the model.
+        and that run the model. `folder`: the model's.
         """
         self.model_runner = runner
         self.facts = facts
@@ -101,6 +105,9 @@ class Worker(WeightMethods, WorkerViews):
         """Names what the tokens depend on; see `name_origin`."""
         self.weights = weights or WorkerWeights(runner.model, None, None)
         self.dp_rank, self.tp_size, self.world_size = place
+        self._folder = folder
+        self._files_at_start = self.weights.files
+        self._note_files()
         self._launch = runner.launch if profiler is None else self._launch_profiled
         self.launch = self._launch
         self.weights.on_pending = self._settle_at_launch
@@ -211,7 +218,10 @@ class Worker(WeightMethods, WorkerViews):
         """Restore the memory: kept weights are copied back, others loaded as at the start; the KV
         cache is empty.
         """
+        before = self._residence.loaded_at
         self._residence.restore(tags)
+        if self._residence.loaded_at != before:
+            self._note_files()
         # the memory is another one than before
         if self.connected is not None:
             self.connected.register()
@@ -246,12 +256,38 @@ class Worker(WeightMethods, WorkerViews):
         Raises LoadError if they do not fit the model; then the present weights stay. Raises
         NotBuiltYet for tensors of another format, and for other weights of a model of transformers.
         """
-        if is_checkpoint_format is not True:
-            hint = "Name and store the tensors as a checkpoint does."
-            raise NotBuiltYet("is_checkpoint_format", is_checkpoint_format, hint)
+        require_checkpoint_format(is_checkpoint_format)
         self.weights.released()  # a snapshot that is being written holds the old ones in memory
         self._reload(weights_iterator, weights_path)
         self.weights.replaced()
+        if weights_iterator is None:
+            self._note_files()
+        else:
+            self.weights.are_of(None)
+
+    def update_config(
+        self, overrides: Mapping[str, Mapping[str, Any]], is_restored: bool = False
+    ) -> None:
+        """Change what `reload_weights` reads from now on: `load_config` with `load_format`, and
+        `model_config` with `model`, a folder. is_restored: by a core before this one, which may
+        have read them, so they are read now.
+
+        Raises InvalidParameter for anything else, NotBuiltYet for weights that files do not have by
+        their names, and for a model of transformers.
+        """
+        load_format, folder = config_changes(overrides)
+        spec = self.get_model().spec
+        if not isinstance(spec, Decoder) or self._folder is None:
+            raise NotBuiltYet("method", "update_config with model_impl=transformers", _NEW_ENGINE)
+        self._folder = folder or self._folder
+        self._residence.read_from(partial(open_files, load_format, self._folder, spec))
+        if is_restored:
+            self.reload_weights()
+
+    def _note_files(self) -> None:
+        """The weights were read from files again."""
+        files = self._residence.files or self._files_at_start
+        self.weights.are_of(files, self._residence.loaded_at)
 
     def _reload(
         self,
@@ -267,9 +303,10 @@ class Worker(WeightMethods, WorkerViews):
         spec = self.get_model().spec
         if not isinstance(spec, Decoder):
             value = "reload_weights of other weights with model_impl=transformers"
-            raise NotBuiltYet("method", value, "Start a new engine.")
+            raise NotBuiltYet("method", value, _NEW_ENGINE)
         if weights_path is not None:
             self._residence.reload_weights(partial(open_files, "auto", Path(weights_path), spec))
+            self._folder = Path(weights_path)
             return
         assert weights_iterator is not None
         given = (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -28,6 +30,7 @@ from quire.executor.weight_transfer.session import (
     ignored_update,
 )
 from quire.executor.weights import (
+    checkpoint_files,
     make_checker,
     make_loader,
     make_saver,
@@ -116,7 +119,7 @@ def build_worker(
     stored = None if stage is not None else stored_weights(config, platform, exchange, group)
     load = make_loader(config, platform, exchange, group, room, network, stored, stage)
     # before loading: a file that changes meanwhile must not name what was read
-    files = model_files(config)
+    files, began = model_files(config), time.time()
     try:
         model = load()
     finally:
@@ -165,6 +168,8 @@ def build_worker(
         for encoder in encoders.by_modality.values():
             if isinstance(encoder, TieredEncoder):
                 encoder.bind(runner.transfers)
+    residence = Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device)
+    residence.loaded_at = began
     mesh = config.parallel.mesh
     rank = 0 if group is None else group.rank
     if stage is not None:
@@ -173,7 +178,7 @@ def build_worker(
     runner.vllm_config = config.plan
     worker = kind(
         runner,
-        Residence(models=residents, kv_cache=kv_cache, forwards=forwards, device=device),
+        residence,
         WorkerFacts(
             kv_cache.num_blocks,
             tuple(group.spec for group in kv_cache.pool.groups),
@@ -195,8 +200,10 @@ def build_worker(
             before_change=lambda: None if stored is None else stored.give_up(),
             drafts=_draft_weights(config, platform, network, model, draft, samples=samples),
             snapshots=make_snapshots(config, rank),
+            files=checkpoint_files(config),
         ),
         place=(core, mesh.tp, mesh.world_size),
+        folder=Path(config.model.model_folder),
     )
     if config.memory.kv_connector is not None:
         _connect(worker, config, platform, kv_cache, own_parts(), rank)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -90,6 +91,45 @@ def weight_transfer_plan(given: dict[str, Any] | None) -> WeightTransferPlan | N
     if not isinstance(snapshots, bool):
         raise InvalidType(f"{NAME}['snapshots']", snapshots, "it must be True or False")
     return WeightTransferPlan(str(backend), snapshots=snapshots)
+
+
+def require_checkpoint_format(value: bool) -> None:
+    """Raise NotBuiltYet for tensors that are not those of a checkpoint."""
+    if value is not True:
+        hint = (
+            "Tensors of vLLM's fused and packed modules fit no weight of this engine, which packs "
+            "its own: name and store them as the model's checkpoint does, and leave it True."
+        )
+        raise NotBuiltYet("is_checkpoint_format", value, hint)
+
+
+FileFormat = Literal["auto", "safetensors", "pt", "mistral", "runai_streamer"]
+"""A load format of files of tensors by their names."""
+FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
+
+
+def config_changes(overrides: object) -> tuple[FileFormat, Path | None]:
+    """The load format and the folder, None for the present one, that `update_config` is told.
+    Raises InvalidParameter for other changes, NotBuiltYet for formats that are not files of
+    tensors by their names.
+    """
+    known = {"load_config": "load_format", "model_config": "model"}
+    found: dict[str, str] = {}
+    for part, changes in overrides.items() if isinstance(overrides, Mapping) else [(None, None)]:
+        if part not in known or not isinstance(changes, Mapping) or list(changes) != [known[part]]:
+            allowed = "a dict of load_config with load_format, and of model_config with model"
+            raise InvalidParameter("overrides", overrides, allowed)
+        value = changes[known[part]]
+        if not isinstance(value, str | Path):
+            raise InvalidType(known[part], value, "it must be a string")
+        found[known[part]] = str(value)
+    given = found.get("load_format", "auto").lower()
+    chosen: list[FileFormat] = [each for each in FILE_FORMATS if each == given]
+    if given != "hf" and not chosen:
+        hint = f"reload_weights reads {', '.join(FILE_FORMATS)}; others are for the start."
+        raise NotBuiltYet("load_format", given, hint)
+    folder = Path(found["model"]) if "model" in found else None
+    return chosen[0] if chosen else "auto", folder
 
 
 def mixture_text(reason: str) -> str:

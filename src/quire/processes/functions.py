@@ -1,12 +1,14 @@
-"""Functions for cores in other processes, where QUIRE_ALLOW_INSECURE_SERIALIZATION=1 allows them.
+"""Functions for cores in other processes, where QUIRE_ALLOW_INSECURE_SERIALIZATION=1 allows them,
+and pickled values of trainers, where it does.
 
-Reading one runs code that the sender chose, so both ends must have been started with that variable.
-It is the one place of the package that unpickles.
+Reading a function runs code that the sender chose, so both ends must have been started with that
+variable. It is the one place of the package that unpickles.
 """
 
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -14,6 +16,7 @@ from quire.encodable import NotEncodable, text_of
 from quire.environment import may_send_functions
 
 _PICKLER = "cloudpickle"
+_VALUE_PICKLER = "pickle"
 
 FUNCTION = 4
 """The MessagePack extension code of a function."""
@@ -45,6 +48,26 @@ def unpack_function(data: bytes) -> Callable[..., Any]:
     except Exception as error:
         return _failing(f"The function cannot be made here: {type(error).__name__}: {error}")
     return function
+
+
+def unpickle_values(data: bytes, is_known: Callable[[str, str], bool]) -> Any:
+    """Unpickle plain values, and the objects of a module and a name that `is_known`.
+    Raises ValueError where nothing may be unpickled, for another object, and for damaged data.
+    """
+    if not may_send_functions():
+        raise ValueError("they are unpickled only with QUIRE_ALLOW_INSECURE_SERIALIZATION=1")
+    pickler: Any = importlib.import_module(_VALUE_PICKLER)
+
+    class RestrictedUnpickler(pickler.Unpickler):  # type: ignore[misc]
+        def find_class(self, module: str, name: str) -> Any:
+            if not is_known(module, name):
+                raise ValueError(f"it has {module}.{name}, which no such value is made of")
+            return super().find_class(module, name)
+
+    try:
+        return RestrictedUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # damaged data raises nearly anything
+        raise ValueError(f"it cannot be read: {text_of(error)}") from error
 
 
 def _pickler() -> Any:

@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -70,6 +71,8 @@ class Residence:
         self._are_given = False
         """Whether the weights came from files that cannot be opened again."""
         self.released: list[str] = []
+        self.loaded_at = time.time()
+        """When the weights began to be read; of a start it is set by who has read them."""
 
     def release(self, tags: Iterable[str], *, keep_weights: bool = False) -> None:
         """Return the memory of `tags` to the system; tags already released are ignored.
@@ -106,6 +109,7 @@ class Residence:
                         "are loaded."
                     )
                     self._are_given = False
+                self.loaded_at = time.time()
                 target, *others = self._models
                 target.model.take_weights(target.load(**self._files()))
                 for resident in others:
@@ -139,6 +143,15 @@ class Residence:
             raise
         if not stays_open:
             self._open_files, self._are_given = before, True
+
+    @property
+    def files(self) -> OpenFiles | None:
+        """The files that weights are loaded from; None: those of the start."""
+        return self._open_files
+
+    def read_from(self, open_files: OpenFiles) -> None:
+        """Load weights from these files from now on, when they are loaded the next time."""
+        self._open_files = open_files
 
     def _files(self) -> dict[str, WeightFiles]:
         return {} if self._open_files is None else {"files": self._open_files()}

@@ -1,11 +1,15 @@
 """A model that was updated in place is, to the last bit, one that was loaded with these weights."""
 
+import math
 import random
+import shutil
+from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from quire.distributed.named_tensors import TensorMeta, TensorPatch
 from quire.errors import LoadError, NotBuiltYet, WeightMismatch
 from quire.hardware.native import find_native
 from quire.kernels.cpu.runtime import CpuRuntime
@@ -13,10 +17,12 @@ from quire.kernels.cpu.weight_writer import CpuWeightWriter
 from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config
 from quire.models.formats import read_storage
+from quire.models.loading.load_formats import open_files
 from quire.models.loading.model_parts import tensors_within
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
 from quire.models.updates import row_targets
+from quire.models.updates.patched import PatchedWeights
 from quire.models.updates.plan import UpdatePlan
 from quire.models.updates.update import WeightUpdate
 from quire.models.updates.values import Fingerprint
@@ -69,6 +75,45 @@ def test_every_family_can_be_updated_in_any_order(checkpoints, name):
             assert torch.equal(a, b), part
     for a, b in zip(run_full(model, made.prompts), run_full(right, made.prompts), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", cases())
+def test_patches_give_every_family_the_bits_of_whole_tensors(checkpoints, name, tmp_path):
+    made, draw = checkpoints[name], torch.Generator().manual_seed(len(name))
+    spec = read_spec(read_config(made.folder))
+    model = load(made.folder, spec, max_model_len=made.max_model_len)
+    plan = update_of(model, made, OPS).plan
+    weights = PatchedWeights(plan, partial(open_files, "auto", made.folder, spec), math.inf)
+    tensors = {n: t.clone() for n, t in tensors_of(made.folder).items()}
+    for first in (0, 1, 0):  # some tensors twice
+        patches = []
+        for key in sorted(tensors)[first::3]:
+            tensor = tensors[key]
+            if not tensor.is_floating_point():
+                continue
+            places = torch.randint(tensor.numel(), (5,), generator=draw, dtype=torch.int32)
+            values = torch.randn(5, generator=draw).to(tensor.dtype) * 0.1
+            for place, value in zip(places.tolist(), values, strict=True):
+                tensor.view(-1)[place] = value
+            patches.append(
+                TensorPatch(TensorMeta(key, tensor.dtype, tuple(tensor.shape)), places, values)
+            )
+        update = WeightUpdate(plan)
+        for each in weights.tensors(patches):
+            for pair in each.items():
+                update.add(*pair)
+            update.keep()
+        update.finish()
+        weights.commit()
+    shutil.copytree(made.folder, tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.glob("*.safetensors*"):
+        file.unlink()
+    save_file(tensors, tmp_path / "model.safetensors")
+    right = load(tmp_path, spec, max_model_len=made.max_model_len)
+    for (part, mine), (_, its) in zip(model.named_parts(), right.named_parts(), strict=True):
+        for a, b in zip(tensors_within(mine), tensors_within(its), strict=True):
+            assert torch.equal(a, b), part
 
 
 class WatchedWriter(CpuWeightWriter):

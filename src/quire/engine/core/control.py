@@ -306,7 +306,7 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
             for name, value in (kwargs or {}).items()
         }
         results = self.executor.collective_rpc(method, tuple(args), given)
-        if method == "reload_weights":  # raises, and changes nothing, where it fails
+        if method == "reload_weights" or "is_restored" in given:  # where it fails nothing changes
             self._reloaded()
         if method not in LEAVE_WEIGHTS:
             self._weights_may_differ()

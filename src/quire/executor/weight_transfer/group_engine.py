@@ -22,6 +22,7 @@ from quire.executor.weight_transfer.incoming import (
     packed_windows,
     separate_windows,
 )
+from quire.params.weight_transfer import require_checkpoint_format
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class GroupTransferEngine(WeightTransferEngine):
     def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
         """Join the group. Raises WeightUpdateError."""
         if init_info.nccl_unique_id_b64 is not None:
-            hint = "Give master_address and master_port."
+            hint = "Torch's groups meet at a store: give master_address and master_port."
             raise NotBuiltYet("init_info['nccl_unique_id_b64']", "...", hint)
         if init_info.master_address is None or init_info.master_port is None:
             raise WeightUpdateError("init_info needs master_address and master_port.")
@@ -95,9 +96,7 @@ class GroupTransferEngine(WeightTransferEngine):
     def receive_weights(self, update_info: GroupUpdateInfo) -> None:
         """Receive what the trainer broadcasts."""
         assert self._communicator is not None and self._init is not None, "init comes first"
-        if not update_info.is_checkpoint_format:
-            hint = "Name and store the tensors as a checkpoint does."
-            raise NotBuiltYet("is_checkpoint_format", False, hint)
+        require_checkpoint_format(update_info.is_checkpoint_format)
         metas = metas_of(update_info.names, update_info.dtype_names, update_info.shapes)
         packed = self._init.packed if update_info.packed is None else update_info.packed
         limit = update_info.packed_buffer_size_bytes or self._init.packed_buffer_size_bytes

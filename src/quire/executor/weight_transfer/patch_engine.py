@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.distributed.named_tensors import TensorMeta, metas_of
-from quire.errors import InvalidParameter
+from quire.distributed.named_tensors import TensorPatch, metas_of
+from quire.errors import InvalidParameter, LoadError
 from quire.executor.weight_transfer.group_engine import (
     GroupInitInfo,
     GroupPlace,
@@ -38,7 +38,7 @@ class PatchTransferEngine(GroupTransferEngine):
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._patches: dict[str, list[tuple[TensorMeta, Tensor, Tensor]]] = {}
+        self._patches: list[TensorPatch] = []
 
     def init_transfer_engine(self, init_info: Any) -> None:
         """Join the group. Raises WeightUpdateError."""
@@ -49,7 +49,7 @@ class PatchTransferEngine(GroupTransferEngine):
 
     def receive_weights(self, update_info: Any) -> None:
         """Receive what the trainer broadcasts. Raises InvalidParameter for places outside of a
-        tensor, once all has come.
+        tensor, LoadError for NaN, once all has come.
         """
         assert self._communicator is not None, "init comes first"
         metas = metas_of(update_info.names, update_info.dtype_names, update_info.shapes)
@@ -65,24 +65,27 @@ class PatchTransferEngine(GroupTransferEngine):
                 values = torch.empty(count, dtype=meta.dtype, device=self.device)
                 for each in (places, values):
                     self._communicator.broadcast(each, 0)
-                found.append((meta, places, values))
-        for meta, places, _ in found:
-            size = meta.nbytes // meta.dtype.itemsize
+                size = meta.nbytes // meta.dtype.itemsize
+                found.append((size, places, TensorPatch(meta, places, values)))
+        for size, places, patch in found:
             if int(places.min()) < 0 or int(places.max()) >= size:
                 allowed = f"from 0 to {size - 1}, in the flat tensor"
-                raise InvalidParameter(f"indices of {meta.name}", "others", allowed)
-        for patch in found:
-            self._patches.setdefault(patch[0].name, []).append(patch)
+                raise InvalidParameter(f"indices of {patch.meta.name}", "others", allowed)
+            if _has_nan(patch.values):
+                raise LoadError(f"{patch.meta.name} has NaN among its values.")
+        self._patches += (patch for _, _, patch in found)
 
     def finish_weight_update(self) -> None:
         """Give the model the layers that change. Raises WeightMismatch for names and shapes of
-        other tensors than the model's, WeightUpdateError for weights in another form.
+        other tensors than the model's, LoadError for another type than the files have,
+        WeightUpdateError where the values between the patches are not known.
         """
-        patches, self._patches = self._patches, {}
-        shapes = {name: found[0][0].shape for name, found in patches.items()}
-        for tensors in self.model.current_tensors(shapes):
-            for name in tensors.keys() & patches.keys():
-                for _, places, values in patches[name]:
-                    tensors[name].view(-1)[places.long()] = values.to(tensors[name].dtype)
+        patches, self._patches = self._patches, []
+        for tensors in self.model.patched_tensors(patches):
             self.load(tensors.items())
         super().finish_weight_update()
+
+
+def _has_nan(values: Tensor) -> bool:
+    # torch does not look at floats of 8 bits
+    return values.is_floating_point() and bool(values.float().isnan().any())

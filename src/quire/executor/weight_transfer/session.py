@@ -20,10 +20,13 @@ from quire.models.decoder import DecoderModel
 from quire.models.loading.model_parts import tensors_within
 from quire.ops.formats.row_stack import RowStack
 from quire.params.weight_transfer import mixture_text
+from quire.runner.residence import OpenFiles
 
 if TYPE_CHECKING:
+    from quire.distributed.named_tensors import TensorPatch
     from quire.executor.weight_transfer.engines import WeightTransferEngine
     from quire.executor.weight_transfer.snapshots import Snapshots
+    from quire.models.updates.patched import PatchedWeights
     from quire.models.updates.update import UpdateReport, WeightUpdate
 
 logger = logging.getLogger(__name__)
@@ -92,10 +95,12 @@ class WorkerWeights:
         before_change: Callable[[], None] = lambda: None,
         drafts: DraftWeights | None = None,
         snapshots: Snapshots | None = None,
+        files: OpenFiles | None = None,
     ) -> None:
         """`open_update` None: the model's weights cannot be changed in place. `make_engine` None:
         no trainer is expected. `before_change` is called before an update begins. `drafts` None:
         the engine has no network that drafts. `snapshots` None: no updated weights are kept.
+        `files`: see `are_of`.
         """
         self._model = model
         self._drafts = drafts
@@ -103,6 +108,9 @@ class WorkerWeights:
         self._open_update = open_update
         self._make_engine = make_engine
         self._before_change = before_change
+        self.files, self._loaded_at = files, 0.0
+        self._patched: PatchedWeights | None = None
+        """The weights that patches change; None: none have come since they were loaded."""
         self._engine: WeightTransferEngine | None = None
         self._update: WeightUpdate | None = None
         self._is_session = False
@@ -119,7 +127,7 @@ class WorkerWeights:
         self.on_pending: Callable[[], None] = lambda: None
         """Called when the next step has to `settle` first."""
         model.weight_sink, model.settle_weights = self.load, self.settle
-        model.current_tensors = self.current_tensors
+        model.patched_tensors = self.patched_tensors
 
     # sessions
 
@@ -194,6 +202,8 @@ class WorkerWeights:
         """The session has ended on all workers; `token` names the update."""
         self._is_prepared = False
         # only now: before, another worker might lack the update
+        if self._patched is not None:
+            self._patched.commit()
         if self._snapshots is not None and token:
             self._snapshots.keep(token, self._tensors())
 
@@ -203,6 +213,7 @@ class WorkerWeights:
         """
         if self._snapshots is None:
             return "no snapshots of updates are kept (weight_transfer_config)"
+        self.are_of(None)
         return self._snapshots.restore(token, self._tensors()) if token else "it has no snapshot"
 
     def settle_snapshot(self) -> None:
@@ -214,6 +225,12 @@ class WorkerWeights:
         """The memory of the weights is about to be given up."""
         if self._snapshots is not None:
             self._snapshots.stop()
+
+    def are_of(self, files: OpenFiles | None, loaded_at: float = 0.0) -> None:
+        """The weights were loaded from these files, as they were at a time; None: they are in
+        none.
+        """
+        self.files, self._loaded_at, self._patched = files, loaded_at, None
 
     def close(self) -> None:
         """The worker ends: nobody needs its snapshot."""
@@ -273,12 +290,14 @@ class WorkerWeights:
             return found
         return self._load_without_session(pairs)
 
-    def current_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, Tensor]]:
+    def patched_tensors(self, patches: Iterable[TensorPatch]) -> Iterator[dict[str, Tensor]]:
         """See `GivenWeights`; in a session."""
-        from quire.models.updates.current import current_tensors  # few engines are sent patches
+        from quire.models.updates.patched import PatchedWeights  # few engines are sent patches
 
         assert self._update is not None, "a session has begun"
-        return current_tensors(self._update.plan, shapes)
+        if self._patched is None:
+            self._patched = PatchedWeights(self._update.plan, self.files, self._loaded_at)
+        return self._patched.tensors(patches)
 
     def settle(self) -> None:
         """End what `load` has begun without a session, before the weights are used. Raises
@@ -332,6 +351,7 @@ class WorkerWeights:
                 self._end_loading()  # the next round of a trainer that sends all of them each time
             if self._update is None:
                 self._update = self._begin()
+                self.are_of(None)
                 self.on_pending()
                 self.num_changes += 1
                 self.on_change()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
 from quire.models.loading.model_parts import Part
 from quire.ops import Batch
+
+if TYPE_CHECKING:
+    from quire.distributed.named_tensors import TensorPatch
 
 
 class RunnableLayer(Protocol):
@@ -58,9 +61,9 @@ class GivenWeights:
     part of a weight has not come.
     """
 
-    current_tensors: Callable[[Mapping[str, tuple[int, ...]]], Iterator[dict[str, Tensor]]]
-    """Copies of the weights that have these names and shapes, with those that change together with
-    them, in groups for `load_weights`. Set by a worker.
+    patched_tensors: Callable[[Iterable[TensorPatch]], Iterator[dict[str, Tensor]]]
+    """The weights that patches change, with those that change together with them, in groups for
+    `load_weights`. Set by a worker.
     """
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:

@@ -1,57 +1,26 @@
-"""The values that a model has now, by the names of its checkpoint: patches change a few of them."""
+"""The values that a model has now, by the names of its checkpoint, where it keeps them so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from quire.errors import WeightMismatch, WeightUpdateError
 from quire.models.loading.model_parts import Part, tensors_of, tensors_within
 from quire.models.parameters import Parameter
 from quire.models.updates.plan import PieceFacts, UpdatePlan
 
-_WHY_NOT = (
-    "Patches change weights that are kept as the checkpoint has them, on one worker: send whole "
-    "tensors by another backend."
-)
-
 
 def current_tensors(
-    plan: UpdatePlan, shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[dict[str, Tensor]]:
-    """Copies of the tensors of each layer, and of what comes before and after the layers, that has
-    one of these names, under which it is then: together they are an update that changes nothing.
-
-    Raises WeightMismatch at once for a name or a shape that is not one of the model's;
-    WeightUpdateError, at once or later, where weights are kept in another form than the
-    checkpoint's.
+    plan: UpdatePlan, piece: PieceFacts, old: Mapping[str, Part]
+) -> dict[str, Tensor] | None:
+    """Copies of the tensors of a piece, whose parts are among `old`: loading them changes nothing.
+    None where weights are kept in another form than the checkpoint's, or in part.
     """
     if plan.cut:
-        raise WeightUpdateError(f"Several workers have parts of the weights. {_WHY_NOT}")
-    name_of: dict[str, str] = {}
-    for name, shape in shapes.items():
-        if (found := plan.names.find(name)) is None:
-            continue
-        stored = found.stored
-        if stored.name in name_of:
-            raise WeightMismatch(f"{name} and {name_of[stored.name]} are one weight.")
-        if stored.shape != shape:
-            raise WeightMismatch(
-                f"{name} has the shape {list(shape)} instead of {list(stored.shape)}."
-            )
-        name_of[stored.name] = name
-    old = dict(plan.model.named_parts())
-    return (
-        {name_of.get(name, name): each for name, each in _of_piece(plan, piece, old).items()}
-        for piece in plan.pieces
-        if any(stored.name in name_of for stored in piece.stored)
-    )
-
-
-def _of_piece(plan: UpdatePlan, piece: PieceFacts, old: Mapping[str, Part]) -> dict[str, Tensor]:
+        return None
     values: dict[str, Tensor] = {}
     for name, (_, leaves) in _made(plan, piece, lambda leaf: _zeros(plan, leaf)).items():
         values |= _rows_of(name, old[name], leaves)
@@ -59,13 +28,12 @@ def _of_piece(plan: UpdatePlan, piece: PieceFacts, old: Mapping[str, Part]) -> d
     for stored in piece.stored:
         leaf = stored.sole_leaf
         if leaf is None or leaf.name not in values:
-            raise WeightUpdateError(f"{stored.name} is kept in another form. {_WHY_NOT}")
+            return None
         found[stored.name] = values[leaf.name].reshape(stored.shape)
     # rows may have been moved, or changed: what is made of these has to be what is there
-    for name, (part, _) in _made(plan, piece, lambda leaf: values[leaf.name]).items():
-        if not _are_equal(part, old[name]):
-            raise WeightUpdateError(f"{name} is kept in another form. {_WHY_NOT}")
-    return found
+    made = _made(plan, piece, lambda leaf: values[leaf.name])
+    is_same = all(_are_equal(part, old[name]) for name, (part, _) in made.items())
+    return found if is_same else None
 
 
 def _rows_of(name: str, part: Part, leaves: Sequence[Parameter]) -> dict[str, Tensor]:
