@@ -3,9 +3,11 @@ python -m tests.trainers.framework_calls [FRAMEWORK ...].
 
 A scene names the source of its calls; docs/weight_updates.md lists those that are left out. It
 begins with an engine of random weights (or those of another seed) and ends when the engine's
-log-probabilities are those of a forward of transformers with the weights that were sent. The last
-line is JSON: seconds and the largest difference by framework. Frameworks' own modules allocate on
-GPUs when they are imported or called, or want Ray; what they do there is in framework_workers.py.
+tokens and log-probabilities are to the bit those of an engine that is started with the weights that
+were sent, and those of a forward of transformers but for rounding. The last line is JSON: seconds,
+answers that were compared and the largest difference by framework. Frameworks' own modules allocate
+on GPUs when they are imported or called, or want Ray; what they do there is in
+framework_workers.py.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
+from dataclasses import asdict
+from functools import lru_cache
 from importlib.util import find_spec
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -50,13 +55,41 @@ def module_of(folder: Path) -> Any:
 
 
 def difference(folder: Path, completion: Any) -> float:
-    """The largest one of log-probabilities from a forward with the weights of `folder`."""
-    ids = list(completion.token_ids)
+    """See `compared`."""
+    mine = [next(iter(p.values())).logprob for p in completion.logprobs]
+    return compared(folder, list(completion.token_ids), mine)
+
+
+def compared(folder: Path, ids: list[int], mine: list[float]) -> float:
+    """The largest difference of log-probabilities from a forward of transformers with the weights
+    of `folder`. Asserts that an engine which is started with them gives the same bits.
+    """
     with torch.no_grad():
         logits = module_of(folder)(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1]
     theirs = logits.log_softmax(-1)[range(len(ids)), ids]
-    mine = torch.tensor([next(iter(p.values())).logprob for p in completion.logprobs])
-    return float((mine - theirs).abs().max())
+    assert (ids, mine) == started(folder, len(ids)), "others than those of a start"
+    COMPARED.append(folder)
+    return float((torch.tensor(mine) - theirs).abs().max())
+
+
+COMPARED: list[Path] = []
+"""The folders whose answers were compared."""
+
+
+@lru_cache
+def started(folder: Path, max_tokens: int) -> tuple[list[int], list[float]]:
+    """The greedy tokens of an engine that is started with the weights of `folder`, and their
+    log-probabilities.
+    """
+    from quire import LLM
+
+    wishes = {"dtype": "float32", "max_model_len": 64, "kv_cache_memory_bytes": 1 << 22}
+    with LLM(str(folder), **wishes) as llm:
+        prompt = {"prompt_token_ids": PROMPT}
+        [output] = llm.generate([prompt], params(max_tokens), use_tqdm=False)
+    [completion] = output.outputs
+    mine = [next(iter(p.values())).logprob for p in completion.logprobs]
+    return list(completion.token_ids), mine
 
 
 def params(max_tokens: int = 6) -> Any:
@@ -88,9 +121,27 @@ async def while_engine(asked: Any, call: Any, *args: Any) -> Any:
     """Do the trainer's part while the engine does what was asked of it, whose failure is raised
     without waiting for the other one.
     """
-    mine = asyncio.get_running_loop().run_in_executor(None, call, *args)
+    loop = asyncio.get_running_loop()
+    mine = loop.create_future()
+
+    def tell(set_it: Any, value: Any) -> None:
+        if not mine.done():
+            set_it(value)
+
+    def act() -> None:
+        try:
+            told = mine.set_result, call(*args)
+        except BaseException as error:
+            told = mine.set_exception, error
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, *told)
+
+    # a thread that waits for an engine that has failed must not keep the program from its end
+    threading.Thread(target=act, daemon=True).start()
     theirs = asyncio.ensure_future(asked)
     await asyncio.wait([mine, theirs], return_when=asyncio.FIRST_EXCEPTION)
+    if not theirs.done():
+        mine.result()
     await theirs
     return await mine
 
@@ -196,11 +247,9 @@ async def verl(base: Path) -> float:
     await engine.sleep(level=2)
     await engine.wake_up(tags=["weights"])
     address = f"ipc://{base}/verl.sock"
-    sender = threading.Thread(target=send_buckets, args=(address, module_of(new)))
-    sender.start()
     kwargs = {"peft_config": {"socket": address}, "base_sync_done": False, "use_shm": True}
-    await engine.collective_rpc("update_weights_from_ipc", kwargs=kwargs)
-    sender.join()
+    update = engine.collective_rpc("update_weights_from_ipc", kwargs=kwargs)
+    await while_engine(update, send_buckets, address, module_of(new))
     await engine.wake_up(tags=["kv_cache"])
     await engine.reset_prefix_cache(reset_connector=True)
     found = difference(new, await generated(engine, lora_request=None, priority=0))
@@ -278,11 +327,7 @@ async def skyrl(base: Path) -> float:
             body = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0, "logprobs": 0}
             body |= {"ignore_eos": True, "return_token_ids": True}
             [choice] = (await post("/v1/completions", **body))["choices"]
-            ids, mine = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-            with torch.no_grad():
-                logits = module_of(new)(torch.tensor([PROMPT + ids])).logits[0]
-            theirs = logits[len(PROMPT) - 1 : -1].log_softmax(-1)[range(len(ids)), ids]
-            return float((torch.tensor(mine) - theirs).abs().max())
+            return compared(new, choice["token_ids"], choice["logprobs"]["token_logprobs"])
 
         found = await ask()
         await post("/sleep?level=1")
@@ -391,7 +436,7 @@ async def nemo_rl(base: Path) -> float:
         link.recv()
         link.close()
 
-    sender = threading.Thread(target=send)
+    sender = threading.Thread(target=send, daemon=True)
     sender.start()
     assert llm.collective_rpc("update_weights_via_ipc_zmq", args=(address,)) == [True]
     sender.join()
@@ -413,7 +458,7 @@ async def nemo_rl(base: Path) -> float:
             parts = [t.contiguous().view(-1).view(torch.uint8) for _, t in named[i : i + 2]]
             communicator.broadcast(torch.cat(parts), 0)
 
-    sender = threading.Thread(target=send_packed)
+    sender = threading.Thread(target=send_packed, daemon=True)
     sender.start()
     llm.collective_rpc("init_collective", args=(0, "127.0.0.1", port, 2, 1))
     assert llm.collective_rpc("update_weights_from_collective") == [True]
@@ -460,6 +505,51 @@ async def open_instruct(base: Path) -> float:
     return found
 
 
+async def vllm_examples(base: Path) -> float:
+    """vLLM's own programs of the first releases of weight transfer, rlhf_nccl.py: requests made of
+    its dataclasses.
+    """
+    import vllm
+    from vllm.config import WeightTransferConfig
+    from vllm.distributed.weight_transfer.base import (
+        WeightTransferInitRequest,
+        WeightTransferUpdateRequest,
+    )
+    from vllm.distributed.weight_transfer.nccl_engine import (
+        NCCLTrainerSendWeightsArgs,
+        NCCLWeightTransferEngine,
+        NCCLWeightTransferInitInfo,
+        NCCLWeightTransferUpdateInfo,
+    )
+
+    old, new = folders(base)
+    llm = vllm.LLM(
+        model=str(old), load_format="dummy", dtype="float32", max_model_len=64,
+        kv_cache_memory_bytes=1 << 22, weight_transfer_config=WeightTransferConfig(backend="nccl"),
+    )  # fmt: skip
+    info = {"master_address": "127.0.0.1", "master_port": free_port(), "world_size": 2}
+    asked = NCCLWeightTransferInitInfo(**info, rank_offset=1)
+    request = WeightTransferInitRequest(init_info=asdict(asked))
+    meeting = asyncio.to_thread(llm.init_weight_transfer_engine, request)
+    theirs = NCCLWeightTransferInitInfo(**info, rank_offset=0)
+    group = await while_engine(meeting, NCCLWeightTransferEngine.trainer_init, theirs)
+    pairs = [(name, p.data) for name, p in module_of(new).named_parameters()]
+    update = NCCLWeightTransferUpdateInfo(
+        names=[name for name, _ in pairs],
+        dtype_names=["float32"] * len(pairs),
+        shapes=[list(tensor.shape) for _, tensor in pairs],
+        packed=True,
+    )
+    llm.start_weight_update(is_checkpoint_format=True)
+    request = WeightTransferUpdateRequest(update_info=asdict(update))
+    updating = asyncio.to_thread(llm.update_weights, request)
+    args = NCCLTrainerSendWeightsArgs(group=group, packed=True)
+    await while_engine(updating, NCCLWeightTransferEngine.trainer_send_weights, iter(pairs), args)
+    llm.finish_weight_update()
+    [output] = llm.generate([{"prompt_token_ids": PROMPT}], params(), use_tqdm=False)
+    return difference(new, output.outputs[0])
+
+
 SCENES = {
     "openrlhf": openrlhf,
     "verl": verl,
@@ -467,7 +557,13 @@ SCENES = {
     "prime-rl": prime_rl,
     "nemo-rl": nemo_rl,
     "open-instruct": open_instruct,
+    "vllm-examples": vllm_examples,
 }
+
+
+def figures(began: float, count: int, most: float) -> dict[str, Any]:
+    """The result of a scene."""
+    return {"s": round(time.perf_counter() - began, 1), "compared": count, "difference": most}
 
 
 def main(names: list[str]) -> int:
@@ -479,11 +575,11 @@ def main(names: list[str]) -> int:
         return subprocess.run(program, check=False).returncode
     results: dict[str, Any] = {}
     for name in names or list(SCENES):
-        began = time.perf_counter()
+        began, before = time.perf_counter(), len(COMPARED)
         try:
             with tempfile.TemporaryDirectory() as base:
                 most = asyncio.run(asyncio.wait_for(SCENES[name](Path(base)), 200))
-            results[name] = {"s": round(time.perf_counter() - began, 1), "difference": most}
+            results[name] = figures(began, len(COMPARED) - before, most)
         except Exception as error:
             import traceback
 

@@ -165,16 +165,25 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "vllm.distributed.weight_transfer.factory": _TRANSFER_FACTORIES,
     "vllm.distributed.weight_transfer.ipc_engine": {
+        "quire.executor.weight_transfer.memory_engine": """IPCWeightTransferInitInfo=MemoryInitInfo
+            IPCWeightTransferUpdateInfo=MemoryUpdateInfo""",
         "quire.trainers.senders": "IPCTrainerInitInfo",
         "quire.trainers.earlier": "IPCTrainerSendWeightsArgs IPCWeightTransferEngine",
     },
-    "vllm.distributed.weight_transfer.nccl_common": {"quire.trainers.earlier": "trainer_init"},
+    "vllm.distributed.weight_transfer.nccl_common": {
+        "quire.executor.weight_transfer.group_engine": "NCCLWeightTransferInitInfo=GroupInitInfo",
+        "quire.trainers.earlier": "trainer_init",
+    },
     "vllm.distributed.weight_transfer.nccl_engine": {
+        "quire.executor.weight_transfer.group_engine": """NCCLWeightTransferInitInfo=GroupInitInfo
+            NCCLWeightTransferUpdateInfo=GroupUpdateInfo""",
         "quire.trainers.senders": "NCCLTrainerInitInfo",
         "quire.trainers.earlier": "NCCLTrainerSendWeightsArgs NCCLWeightTransferEngine",
     },
     "vllm.distributed.weight_transfer.sparse_nccl_engine": {
-        "quire.trainers.patches": "SparseNCCLTrainerInitInfo SparseWeightPatch"
+        "quire.executor.weight_transfer.patch_engine": """
+            SparseNCCLWeightTransferUpdateInfo=PatchUpdateInfo""",
+        "quire.trainers.patches": "SparseNCCLTrainerInitInfo SparseWeightPatch",
     },
     "vllm.distributed.weight_transfer.packed_tensor": {
         "quire.trainers.earlier": "packed_nccl_broadcast_producer"
