@@ -64,7 +64,7 @@ def played(loop: Loop) -> dict[str, Any]:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return {"rc": f"killed after {LONGEST_S} s", "s": LONGEST_S}
-    lines = [line for line in output.splitlines() if line.startswith("{")]
+    lines = [line for line in output.splitlines() if line.startswith('{"')]
     last = json.loads(lines[-1]) if lines else {}
     [found] = last.values() if len(last) == 1 else [last]
     return {"rc": process.returncode, **found, "s": round(time.perf_counter() - began, 1)}
