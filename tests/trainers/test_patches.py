@@ -100,10 +100,10 @@ def test_patches_that_do_not_fit_change_nothing(folder):
 
 FORMS = [
     {"quantization": "int8"},
-    {"tensor_parallel_size": 2},
     *(
         pytest.param(wishes, marks=pytest.mark.full)
         for wishes in (
+            {"tensor_parallel_size": 2},
             {"quantization": "int4", "tensor_parallel_size": 2},
             {"pipeline_parallel_size": 2},
         )
