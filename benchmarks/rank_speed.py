@@ -186,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = make_checkpoint(Path(name) / "model", args.shape)
-        engines, pids = {}, {ONE: [os.getpid()]}
+        engines: dict[str, LLM] = {}
+        pids = {ONE: [os.getpid()]}
         for key in (ONE, *args.engines):
             before = {child.pid for child in Process().children(recursive=True)}
             engines[key] = stack.enter_context(opened(folder, key, args))
