@@ -33,12 +33,12 @@ class Machine:
     noise: float = 0.0
 
     def __post_init__(self):
-        self.now = 0.0
+        self.now = self.busy_until = 0.0
         self._random = random.Random(1)
         self._computed = {}
 
     def run(self, plan):
-        """Run a step, and return its tokens of prompts and its time."""
+        """Begin a step after the last one; return its tokens of prompts and its time."""
         for row in plan.added:
             self._computed[row.row] = row.num_computed_tokens
         tokens, pairs = 0, 0.0
@@ -49,7 +49,7 @@ class Machine:
             pairs += chunk.num_tokens * (first + chunk.num_tokens / 2)
         seconds = self.base + self.token * tokens + self.pair * pairs
         seconds *= 1 + self._random.uniform(-self.noise, self.noise)
-        self.now += seconds
+        self.busy_until = max(self.now, self.busy_until) + seconds
         return tokens, seconds
 
 
@@ -61,6 +61,18 @@ FOUR_BITS = Machine(0.074, 0.0116, 8.5e-7, 0.03)
 """A model of 4 B in int4, measured: four rows take 74 ms, of which their arithmetic takes 46."""
 LARGE = Machine(0.200, 1 / 80, 4e-7, 0.05)
 """Reading its weights takes most of the goal."""
+
+
+class TimedStep(FakeStep):
+    """Has its result at the time until which the machine is busy now."""
+
+    def __init__(self, machine, plan):
+        super().__init__(lambda: StepResult(plan.step_id, [5] * len(plan.sampled_rows)))
+        self._machine, self._end = machine, machine.busy_until
+
+    def result(self):
+        self._machine.now = max(self._machine.now, self._end)
+        return super().result()
 
 
 class Scene:
@@ -98,7 +110,7 @@ class Scene:
     def _launch(self, plan):
         invariants.check_plan(self.core.scheduler, plan)
         self.steps.append((plan, *self.machine.run(plan)))
-        return FakeStep(lambda: StepResult(plan.step_id, [5] * len(plan.sampled_rows)))
+        return TimedStep(self.machine, plan)
 
     def run(self, count=None):
         """Make `count` steps, or as many as prompts need; return (tokens, seconds) of each."""
@@ -153,7 +165,7 @@ def test_decoding_that_is_bound_by_arithmetic_does_not_lengthen_steps():
     scene = Scene(FOUR_BITS)
     scene.run(8)
     for handle in (100, 101):
-        scene.add(handle, LONG)
+        scene.add(handle, LONG // 2)
         times = sorted(seconds for _, seconds in scene.run()[:-1])
         assert times[int(0.99 * len(times))] <= 0.3
 
@@ -169,7 +181,77 @@ def test_steps_keep_away_from_the_goal_where_a_machine_is_uneven(machine):
         scene.add(handle, length)
         times = sorted(seconds for _, seconds in scene.run()[:-1])
     assert times[int(0.99 * len(times))] <= 0.31
-    assert times[len(times) // 2] >= 0.6 * GOAL, "prompts wait longer than they must"
+    assert times[len(times) // 2] >= 0.58 * GOAL, "prompts wait longer than they must"
+
+
+SHARES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 1.0)
+MEASURED = {
+    "16 bits": (
+        Machine(0.038, 0.0027, 6e-7),
+        8192,
+        (0.59, 0.76, 0.91, 0.92, 0.95, 1.0, 1.04, 1.08, 1.1, 1.12, 1.13, 1.15, 1.38),
+    ),
+    "4 bits": (
+        Machine(0.090, 0.0108, 1e-6),
+        2000,
+        (0.87, 0.89, 0.94, 0.95, 0.97, 1.0, 1.06, 1.11, 1.18, 1.25, 1.35, 1.45, 2.51),
+    ),
+}
+"""Costs on two cores of a Zen 4, the length of the prompt, and the multiples of the usual time that
+steps of one size took, of which `SHARES` took no more. Late ones are much later than early ones are
+early.
+"""
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_99_of_100_steps_are_in_time_where_they_vary_as_measured(name):
+    machine, longest, times = MEASURED[name]
+    scene = Scene(machine)
+    uniform = scene.machine._random.random
+    scene.machine._random.uniform = lambda *_: interpolated(uniform(), times) - 1
+    scene.run(40)
+    for handle, length in ((100, 1000), (101, longest)):
+        scene.add(handle, length)
+        took = sorted(seconds for _, seconds in scene.run()[:-1])
+    assert took[int(0.99 * len(took))] <= 0.3
+    assert took[len(took) // 2] >= 0.7 * GOAL, "prompts wait longer than they must"
+
+
+def interpolated(share, values):
+    """The value of which `share` of all are smaller."""
+    after = next(place for place, known in enumerate(SHARES) if known >= share and place)
+    low, high = SHARES[after - 1], SHARES[after]
+    weight = (share - low) / (high - low)
+    return values[after - 1] * (1 - weight) + values[after] * weight
+
+
+@pytest.mark.parametrize("delay", ["one-sided", "seldom", "minutes"])
+def test_late_steps_lower_the_aim_whatever_delays_them(delay):
+    """The mean deviation says little of delays that are rare, or that are on one side."""
+    scene = Scene(QWEN)
+    drawn = scene.machine._random
+    delays = {
+        "one-sided": lambda: drawn.expovariate(1 / 0.15),
+        "seldom": lambda: drawn.random() if drawn.random() < 0.02 else 0.0,
+        "minutes": lambda: 0.3 * (int(scene.machine.now / 20) % 3 == 2),
+    }
+    scene.machine._random.uniform = lambda low, high: delays[delay]()
+    scene.run(40)
+    for handle in (100, 101, 102):
+        scene.add(handle, 8192)
+        times = sorted(seconds for _, seconds in scene.run()[:-1])
+    assert times[int(0.98 * len(times))] <= 0.3
+    assert times[len(times) // 2] >= 0.55 * GOAL, "prompts wait longer than they must"
+
+
+def test_the_aim_rises_again_after_steps_that_were_late():
+    pace = StepPace(GOAL)
+    for _ in range(40):
+        pace._note_lateness(1.0)
+    assert pace._aim_s() == pytest.approx(0.6 * GOAL)
+    for _ in range(2100):
+        pace._note_lateness(0.2)
+    assert pace._aim_s() == GOAL
 
 
 @pytest.mark.parametrize("streams", [1, 4])
@@ -198,7 +280,8 @@ def test_a_goal_below_the_reading_of_the_weights_gives_way_and_says_so(caplog):
         scene.add(100, 2048)
         steps = scene.run()[2:-1]
     middle = sorted(seconds for _, seconds in steps)[len(steps) // 2]
-    assert middle == pytest.approx(5 * LARGE.base, rel=0.15)
+    reading = LARGE.base - STREAMS * LARGE.token
+    assert middle == pytest.approx(5 * reading, rel=0.15)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1 and "max_stall_ms=250" in said[0]
 
@@ -208,7 +291,6 @@ def test_a_pause_of_the_machine_does_not_end_prompts():
     scene.run(8)
     scene.add(100, LONG)
     scene.run(10)
-    scene.machine.now += 0.0
     before = scene.core._pace.allowance.tokens
     slow, scene.machine.base = scene.machine.base, 30.0
     scene.run(1)

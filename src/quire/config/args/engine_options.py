@@ -449,9 +449,10 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     max_stall_ms: int | None = _SCHEDULE.integer(
         None,
         "Longest time that a step may take while requests that have begun to answer wait for it: "
-        "prompts get as many tokens of it as measured speeds allow, but at least half of its time, "
-        "and so many that reading the weights is a fifth of it. 0: no bound. None: 250 on engines "
-        "that serve, unless max_num_batched_tokens is given.",
+        "prompts get as many tokens of it as measured speeds allow, but at least half of its time. "
+        "If reading the weights takes more than a fifth of 1.2 times this, so many that it takes a "
+        "fifth. 0: no bound. None: 250 on engines that serve, unless max_num_batched_tokens is "
+        "given.",
         unit="milliseconds",
         minimum=0,
     )

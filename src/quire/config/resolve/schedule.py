@@ -168,8 +168,8 @@ def _decide_stall(d: Decisions) -> None:
         d.decide("max_stall_s", None, why)
     elif d.args.serves_several_callers:
         why = (
-            "the default for servers: prompts get what measured speeds allow, at least five times "
-            "what reading the weights takes"
+            "the default for servers: prompts get what measured speeds allow, or five times what "
+            "reading the weights takes where that is longer than 1.2 times this"
         )
         d.decide("max_stall_s", _STALL_S, why)
     else:

@@ -11,7 +11,14 @@ from quire.step.plan import PromptAllowance
 logger = logging.getLogger(__name__)
 
 _RATE = 0.5
-"""Share of the error that each step corrects."""
+"""Share of the error that each step with prompts corrects."""
+_USUAL_RATE = 0.25
+"""The same of an error that is usual, and of steps that only decode. It is noise rather than an
+error of the coefficients, and what is corrected makes the next step, with a noise of its own,
+larger or smaller.
+"""
+_USUAL = 2.0
+"""The largest error, in mean absolute deviations, that is usual."""
 _SPAN = 4096.0
 """Positions that make one unit of attention: all coefficients are of one order of magnitude."""
 _BASE_SHARE = 0.25
@@ -24,18 +31,19 @@ _LATEST = 3.9
 """Distance of the 99th percentile from the middle in mean absolute deviations: ln 50, that of a
 Laplace distribution. Tails of measured steps are no lighter; a normal distribution has 2.9.
 """
+_AFTER_LATE = 0.95
+"""Factor of the aim after a step that was late."""
+_AFTER_TIMELY = 1.00025
+"""Factor of the aim after one that was not: where 1 of 200 steps is late, the aim stays."""
+_LOWEST = 0.6
+"""The factor that late steps leave of the aim at least."""
 _DEVIATION_RATE = 0.05
 """Share of the deviation's error that each step corrects."""
 _LEAST_READING = 5.0
 """Shortest step with prompts, in readings of the weights: these take at most a fifth of it."""
-_HIDDEN = 0.5
-"""Share of a decoding step up to which its arithmetic is hidden by reading the weights, which then
-takes the whole step. Four-bit weights are read so fast that even a few rows are bound by
-arithmetic, and prompts pay none of that.
-"""
 _LEAST_PROMPTS = 2.0
 """Shortest step with prompts, in decoding steps, so that prompts get half of its time or more."""
-_FORGETTING = 1.01
+_FORGETTING = 1.002
 """Growth per decoding step of the shortest time of one, so that a slower machine is noticed."""
 
 
@@ -50,7 +58,11 @@ class StepPace:
     what the step was made of and needs no history.
 
     On a machine with other work steps of one size take more or less time. The pace learns by how
-    much, and aims below the goal so that few of them are late.
+    much, and aims below the goal so that few of them are late. As delays are of many kinds, steps
+    that are late nevertheless lower the aim, and it rises again slowly.
+
+    Weights of which a reading takes more than a fifth of the time at which a step is late make the
+    goal give way: their steps take five readings.
     """
 
     def __init__(self, goal_s: float) -> None:
@@ -67,6 +79,8 @@ class StepPace:
         self._shortest_rows = 0
         self._deviation = 0.0
         """Mean absolute deviation of a step's time from the expected one, as a share of it."""
+        self._caution = 1.0
+        """The factor of the aim that late steps have left."""
         self._last_share: float | None = None
         """The last error as a share of the expected time."""
         self._has_told = False
@@ -83,14 +97,21 @@ class StepPace:
 
     def _aim_s(self) -> float:
         """The time that steps are to take in the middle."""
-        return self._goal_s * min(1.0, _LATE / (1.0 + _LATEST * self._deviation))
+        below = min(1.0, _LATE / (1.0 + _LATEST * self._deviation))
+        return self._goal_s * below * self._caution
 
     def _least_s(self) -> float:
+        """The shortest time of a step with prompts."""
+        readings_s = self._readings_s()
+        least_s = _LEAST_PROMPTS * self._shortest_s
+        return max(least_s, readings_s) if readings_s > _LATE * self._goal_s else least_s
+
+    def _readings_s(self) -> float:
+        """The time of a step of which reading the weights takes a fifth."""
+        # what a decoding step takes beyond its arithmetic, which prompts do not pay. All of it, if
+        # the arithmetic is hidden by the reading or not: a step with prompts hides as much
         arithmetic_s = self._shortest_rows * (self._token_s or 0.0)
-        reading_s = self._shortest_s
-        if arithmetic_s > _HIDDEN * reading_s:
-            reading_s = max(0.0, reading_s - arithmetic_s)
-        return max(_LEAST_READING * reading_s, _LEAST_PROMPTS * self._shortest_s)
+        return _LEAST_READING * max(0.0, self._shortest_s - arithmetic_s)
 
     def note(self, step: InFlightStep, now: float) -> None:
         """Note that the oldest step in flight has been read."""
@@ -103,13 +124,22 @@ class StepPace:
         pairs = sum(chunk.count * (chunk.end - chunk.count / 2) for chunk in chunks)
         if not tokens:
             self._note_decoding(seconds, 0 if step.cohort is None else len(step.cohort.rows))
-        elif self._token_s is None:
+            return
+        if step.cohort is not None:
+            self._note_lateness(seconds)
+        if self._token_s is None:
             # the base may come from a slower moment of the machine: at least half of the time is
             # taken for the tokens'
             self._token_s = max(seconds - self._base_s, seconds / 2) / tokens
         else:
             self._correct(tokens, pairs / _SPAN, seconds)
             self._tell_goal()
+
+    def _note_lateness(self, seconds: float) -> None:
+        if seconds > _LATE * max(self._goal_s, self._least_s()):
+            self._caution = max(_LOWEST, _AFTER_LATE * self._caution)
+        else:
+            self._caution = min(1.0, _AFTER_TIMELY * self._caution)
 
     def _tell_goal(self) -> None:
         """Say once, when there are prompts, that the reading of the weights rules."""
@@ -128,16 +158,18 @@ class StepPace:
             self._shortest_s, self._shortest_rows = seconds, num_rows
         # the machine itself may have paused, which must not stop prompts
         bounded = min(seconds, 2 * self._base_s) if self._base_s else seconds
-        self._base_s += _RATE * (bounded - self._base_s)
+        self._base_s += (_USUAL_RATE if self._base_s else 1.0) * (bounded - self._base_s)
 
     def _correct(self, tokens: float, spans: float, seconds: float) -> None:
         assert self._token_s is not None
         expected = self._base_s + self._token_s * tokens + self._span_s * spans
         error = min(seconds, 2 * expected) - expected
+        usual = _USUAL * self._deviation * expected
         if expected:
             self._note_share(error / expected)
         base = _BASE_SHARE * tokens
-        share = _RATE * error / math.fsum((base**2, tokens**2, spans**2))
+        rate = _RATE if abs(error) > usual else _USUAL_RATE
+        share = rate * error / math.fsum((base**2, tokens**2, spans**2))
         # a prompt's token costs something, whatever the noise says
         self._token_s = max(self._token_s + share * tokens, self._token_s / 2)
         self._span_s = max(0.0, self._span_s + share * spans)
