@@ -159,16 +159,17 @@ void pack_coded(Context& c, const PackedWeight& weight, uintptr_t codes, uintptr
     c.submit(c.kernels.pack_coded, args, weight.out);
 }
 
-// Whether a tensor's numbers have NaN, and the sums of its pieces, two of each.
+// Whether a tensor's numbers have NaN, and the sums of its pieces, two of each. copy: where its
+// bytes are written, too, or 0.
 template <class Context>
 std::pair<bool, std::vector<uint64_t>> scan(Context& c, Type type, uintptr_t data, int64_t bytes,
-                                            bool adds_up) {
+                                            bool adds_up, uintptr_t copy) {
     const int64_t pieces = (bytes + kScanPiece - 1) / kScanPiece;
     std::vector<ScanResult> results(pieces);
     if (pieces > 0)
         c.submit(c.kernels.scan,
-                 ScanArgs{type, reinterpret_cast<const uint8_t*>(data), bytes, adds_up,
-                          results.data()},
+                 ScanArgs{type, at_address<const uint8_t>(data), bytes, adds_up, results.data(),
+                          at_address<uint8_t>(copy)},
                  pieces);
     std::pair<bool, std::vector<uint64_t>> found(false, {});
     for (const ScanResult& result : results) {
@@ -275,7 +276,7 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
              "weighs_input"_a, "slots"_a, "up_bank"_a.none(), "down_bank"_a.none())
         .def("pack", &pack<Context>, "weight"_a, "first"_a, "count"_a, "source"_a, "source_row"_a,
              "panels"_a, "peaks"_a, "looks_for_nan"_a = false)
-        .def("scan", &scan<Context>)
+        .def("scan", &scan<Context>, "type"_a, "data"_a, "bytes"_a, "adds_up"_a, "copy"_a = 0)
         .def("pack_coded", &pack_coded<Context>);
 }
 

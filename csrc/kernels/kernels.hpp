@@ -424,13 +424,15 @@ struct ScanResult {
 constexpr int64_t kScanPiece = 256 << 10;
 
 // The bytes of a tensor that has numbers of a type, a piece as a "token". Its sums are those of its
-// pieces. results: of all pieces.
+// pieces. results: of all pieces. copy: where the bytes are written, too, as those of weights are:
+// past the caches; or null.
 struct ScanArgs {
     Type type;
     const uint8_t* data;
     int64_t bytes;
     bool adds_up;
     ScanResult* results;
+    uint8_t* copy;
 };
 
 // A source [outputs.count, in], its rows as "tokens", into the panels of a weight. has_nan: set to 1

@@ -324,7 +324,8 @@ inline Steps steps_of(const PackQuantizedArgs& a, const E* row, int64_t at) {
 }
 
 // Weights of a panel in int8: the lanes of some outputs. A row is read for its peak, and once more,
-// from the cache, a tile of 16 words after another.
+// from the cache, a tile of 16 words after another. It is looked at for NaN where the peak that was
+// searched for is not finite, which makes its scale NaN.
 template <class E>
 inline void pack_bytes(const PackQuantizedArgs& a, const PanelOutputs& outputs, Lanes lanes,
                        int64_t panel) {
@@ -339,6 +340,8 @@ inline void pack_bytes(const PackQuantizedArgs& a, const PanelOutputs& outputs, 
         for (int64_t i = 0; i < count; ++i) {
             steps[i] = steps_of(a, row_of<E>(a.source, first + lane + i, 0), first + lane + i);
             a.scales[panel * kPanel + lane + i] = steps[i].scale;
+            const bool is_finite = steps[i].scale == steps[i].scale;
+            if (a.peaks == nullptr && !is_finite) note_nan<E>(a, outputs, {lane + i, lane + i + 1});
         }
         alignas(64) int8_t tile[kTile * of_tile];
         for (int64_t k = 0; k < padded; k += of_tile) {
@@ -396,7 +399,7 @@ Status pack(const PackQuantizedArgs& a, int64_t, Pool& pool) {
             const int64_t panel = panels.first + i;
             const PanelOutputs outputs(a.weight, panel);
             const Lanes lanes = outputs.lanes_of(a.outputs);
-            note_nan<E>(a, outputs, lanes);
+            if (is_int4(a.weight) || a.peaks != nullptr) note_nan<E>(a, outputs, lanes);
             if (!is_int4(a.weight)) return pack_bytes<E>(a, outputs, lanes, panel);
             const size_t room = round_up(a.weight.in + a.weight.group, kLine);
             auto* bytes = static_cast<int8_t*>(scratch(pool, worker, room));

@@ -3,6 +3,11 @@
 
 #include "kernels/kernels.hpp"
 #include "kernels/scan.hpp"
+#include "kernels/transpose.hpp"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace quire::QUIRE_LEVEL {
 namespace {
@@ -37,6 +42,21 @@ inline void add_up(const uint8_t* x, int64_t bytes, uint64_t sums[2]) {
     }
 }
 
+// Lines are written past the caches, as in transpose.hpp.
+inline void copy_bytes(const uint8_t* from, uint8_t* to, int64_t bytes) {
+    int64_t at = 0;
+#if defined(__SSE2__)
+    if (is_on_line(to))
+        for (; at + 64 <= bytes; at += 64)
+#pragma GCC unroll 4
+            for (int64_t i = at; i < at + 64; i += 16)
+                _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
+                                 _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+    _mm_sfence();
+#endif
+    __builtin_memcpy(to + at, from + at, bytes - at);
+}
+
 Status scan(const ScanArgs& a, int64_t pieces, Pool& pool) {
     parallel(pool, pieces, [&](int64_t piece, int) {
         const int64_t at = piece * kScanPiece, left = a.bytes - at;
@@ -44,6 +64,7 @@ Status scan(const ScanArgs& a, int64_t pieces, Pool& pool) {
         ScanResult& result = a.results[piece];
         result.has_nan = has_nan(a.type, a.data + at, bytes);
         if (a.adds_up) add_up(a.data + at, bytes, result.sums);
+        if (a.copy != nullptr) copy_bytes(a.data + at, a.copy + at, bytes);
     });
     return Status::ok;
 }

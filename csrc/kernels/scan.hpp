@@ -63,13 +63,14 @@ inline bool has_nan(Type type, const uint8_t* x, int64_t bytes) {
     }
 }
 
-// Note it, where that is asked for, if one of the rows that are packed into these lanes has NaN.
+// Note it, where that is asked for, if one of the rows that are packed into these lanes has NaN from
+// the input `first` on.
 template <class E, class Args>
-inline void note_nan(const Args& a, const PanelOutputs& outputs, Lanes lanes) {
-    if (a.has_nan == nullptr) return;
+inline void note_nan(const Args& a, const PanelOutputs& outputs, Lanes lanes, int64_t first = 0) {
+    if (a.has_nan == nullptr || first == a.weight.in) return;
     for (int64_t lane = lanes.begin; lane < lanes.end; ++lane) {
-        const E* row = row_of<E>(a.source, outputs.first + lane - a.outputs.first, 0);
-        const int64_t bytes = a.weight.in * static_cast<int64_t>(sizeof(E));
+        const E* row = row_of<E>(a.source, outputs.first + lane - a.outputs.first, 0) + first;
+        const int64_t bytes = (a.weight.in - first) * static_cast<int64_t>(sizeof(E));
         if (has_nan(a.weight.type, reinterpret_cast<const uint8_t*>(row), bytes))
             __atomic_store_n(a.has_nan, 1, __ATOMIC_RELAXED);
     }

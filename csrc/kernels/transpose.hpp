@@ -32,15 +32,19 @@ inline void write_line(void* to, __m512i words, bool is_past) {
         _mm512_storeu_si512(to, words);
 }
 
-// Rows are `stride` bytes apart, lines `line` bytes.
+// Rows are `stride` bytes apart, lines `line` bytes. look: gets the words of each row.
+template <class Look>
 inline void transpose_tile(const uint8_t* from, int64_t stride, uint8_t* to, int64_t line,
-                           Flip flip, Reuse reuse = Reuse::late) {
+                           Flip flip, Reuse reuse, Look&& look) {
     __m512i a[16], b[16];
     const __m512i bits = _mm512_set1_epi32(static_cast<int>(flip.bits));
     const bool is_past = reuse == Reuse::late && is_on_line(to) && is_on_line(to + line);
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i)
-        a[i] = _mm512_xor_si512(_mm512_loadu_si512(from + i * stride), bits);
+    for (int i = 0; i < 16; ++i) {
+        a[i] = _mm512_loadu_si512(from + i * stride);
+        look(a[i]);
+        a[i] = _mm512_xor_si512(a[i], bits);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
@@ -70,6 +74,11 @@ inline void transpose_tile(const uint8_t* from, int64_t stride, uint8_t* to, int
         write_line(to + (12 + c) * line, _mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0xdd),
                    is_past);
     }
+}
+
+inline void transpose_tile(const uint8_t* from, int64_t stride, uint8_t* to, int64_t line,
+                           Flip flip, Reuse reuse = Reuse::late) {
+    transpose_tile(from, stride, to, line, flip, reuse, [](__m512i) {});
 }
 
 inline void finish_lines() { _mm_sfence(); }

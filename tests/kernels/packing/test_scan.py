@@ -15,9 +15,9 @@ SIZES = (1, 127, 128, 4099, 2 * (256 << 10) + 77)
 """In bytes twice and four times as many: one piece, several, and with ends of each length."""
 
 
-def scan(runtime, tensor, adds_up=False):
-    kind = runtime.types[tensor.dtype]
-    return runtime.context.scan(kind, tensor.data_ptr(), tensor.nbytes, adds_up)
+def scan(runtime, tensor, adds_up=False, copy=None):
+    kind, to = runtime.types[tensor.dtype], 0 if copy is None else copy.data_ptr()
+    return runtime.context.scan(kind, tensor.data_ptr(), tensor.nbytes, adds_up, to)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -31,6 +31,18 @@ def test_nan_is_found_wherever_it_is(isa, dtype):
                 tensor[place] = bits
                 assert scan(runtime, tensor)[0]
             tensor[place] = float("inf")
+
+
+@pytest.mark.parametrize("start", [0, 64, 77])
+def test_bytes_are_copied_as_they_are(isa, start):
+    runtime = CpuRuntime(num_threads=2, isa=isa)
+    for size in SIZES:
+        tensor = torch.randint(-32768, 32768, (size,), dtype=torch.int16).view(torch.bfloat16)
+        room = torch.full((2 * size + 256,), 7, dtype=torch.uint8)
+        at = -room.data_ptr() % 64 + start
+        scan(runtime, tensor, copy=room[at:])
+        assert torch.equal(room[at : at + 2 * size], tensor.view(torch.uint8))
+        assert room[:at].eq(7).all() and room[at + 2 * size :].eq(7).all()
 
 
 def test_sums_tell_tensors_apart(isa):

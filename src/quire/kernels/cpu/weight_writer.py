@@ -30,8 +30,13 @@ class CpuWeightWriter:
         """See `WeightWriter`."""
         return self._runtime.weights_replace([m for part in parts for m in _memories(part)])
 
-    def open_rows(self, part: object) -> PanelRows | None:
+    def open_rows(self, part: object) -> PanelRows | TableRows | None:
         """See `WeightWriter`."""
+        if isinstance(part, Tensor):
+            is_table = part.dim() == 2 and part.nbytes >= _SLICE_BYTES and _is_plain(part)
+            if not is_table or part.dtype not in self._runtime.types:
+                return None
+            return TableRows(self._runtime, part)
         if not isinstance(part, CpuLinear) or part.codes is not None:
             return None
         return PanelRows(self._runtime, part)
@@ -62,6 +67,24 @@ class PanelRows:
         rows, part = self._runtime.dense(rows), self._part
         where = rows.data_ptr(), rows.stride(0), part.panels.data_ptr()
         return bool(context.pack(part.native, first, rows.shape[0], *where, 0, True))
+
+
+class TableRows:
+    """`RowWriter` of a tensor whose rows are those that come."""
+
+    bias: Tensor | None = None
+
+    def __init__(self, runtime: CpuRuntime, table: Tensor) -> None:
+        self._runtime, self._table = runtime, table
+        self._kind = runtime.types[table.dtype]
+
+    def write(self, first: int, rows: Tensor, *, is_slice: bool) -> bool:
+        """See `RowWriter`."""
+        context = self._runtime.single if is_slice else self._runtime.context
+        rows, to = rows.contiguous(), self._table[first : first + rows.shape[0]]
+        scanned = self._kind, rows.data_ptr(), rows.nbytes, False, to.data_ptr()
+        has_nan, _ = context.scan(*scanned)
+        return bool(has_nan)
 
 
 def _is_plain(tensor: Tensor) -> bool:

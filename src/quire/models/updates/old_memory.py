@@ -27,7 +27,7 @@ class WeightWriter(Protocol):
         ...
 
     def open_rows(self, part: object) -> RowWriter | None:
-        """A writer of the rows of a packed weight; None: the provider has none."""
+        """A writer of the rows of a packed weight, or of a tensor; None: the provider has none."""
         ...
 
     def look_at(self, tensor: Tensor, *, adds_up: bool) -> tuple[bool, tuple[int, ...]] | None:

@@ -18,7 +18,9 @@ _CACHED_BYTES = 4 << 20
 
 
 class RowWriter(Protocol):
-    """A provider's way to new values for some rows of a weight that it has packed."""
+    """A provider's way to new values for some rows of a weight that it has packed, or of a large
+    tensor.
+    """
 
     bias: Tensor | None
 
@@ -97,16 +99,18 @@ def target_of(
     dtype: torch.dtype,
 ) -> RowTarget | None:
     """The target that these places are; None where one of them cannot be written by rows. `writers`
-    has those of packed parts.
+    has those of parts that a provider writes.
     """
     packed: list[tuple[RowWriter, int]] = []
     plain: list[tuple[Tensor, int]] = []
     for place in places:
-        part = parts.get(place.part)
+        part, writer = parts.get(place.part), writers.get(place.part)
         if isinstance(part, Tensor):
-            plain.append((part, place.first))
+            if writer is None or part.dtype is not dtype:
+                plain.append((part, place.first))
+            else:
+                packed.append((writer, place.first))
             continue
-        writer = writers.get(place.part)
         if writer is None or (place.is_bias and writer.bias is None):
             return None
         if place.is_bias:

@@ -86,7 +86,9 @@ class WeightUpdate:
             name: piece for piece in self._pieces for each in piece.stored for name in each.parts()
         }
         self._writers: dict[str, RowWriter | None] = {}
-        """Writers of the rows of packed parts, by their names, as far as they were asked for."""
+        """A provider's writers of the rows of parts, by their names, as far as they were asked
+        for.
+        """
         self._seen: dict[str, None] = {}
         self._tied: dict[str, tuple[object, ...]] = {}
         """The fingerprints of the embedding and of a head that is the same weight."""
@@ -256,8 +258,8 @@ class WeightUpdate:
         if places is None:
             return None
         for place in places:
-            part = self._old.get(place.part)
-            if place.part not in self._writers and not isinstance(part, Tensor):
+            if place.part not in self._writers:
+                part = self._old.get(place.part)
                 self._writers[place.part] = self._plan.writer.open_rows(part)
         return target_of(places, self._old, self._writers, self._plan.dtype)
 
