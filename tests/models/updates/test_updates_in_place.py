@@ -1,5 +1,6 @@
 """A model that was updated in place is, to the last bit, one that was loaded with these weights."""
 
+import itertools
 import math
 import random
 import shutil
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from quire.distributed.named_tensors import TensorMeta, TensorPatch
 from quire.errors import LoadError, NotBuiltYet, WeightMismatch
 from quire.hardware.native import find_native
+from quire.kernels.cpu import weight_writer
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.kernels.cpu.weight_writer import CpuWeightWriter
 from quire.models import find_family, read_spec
@@ -21,7 +23,7 @@ from quire.models.loading.load_formats import open_files
 from quire.models.loading.model_parts import tensors_within
 from quire.models.loading.options import ModelOptions
 from quire.models.loading.weights import load_model
-from quire.models.updates import row_targets
+from quire.models.updates import plan, row_targets
 from quire.models.updates.patched import PatchedWeights
 from quire.models.updates.plan import UpdatePlan
 from quire.models.updates.update import WeightUpdate
@@ -189,6 +191,7 @@ def test_native_weights_are_written_by_rows_or_packed_into_those_of_before(
     checkpoints, name, recipe, monkeypatch
 ):
     monkeypatch.setattr(row_targets, "_CACHED_BYTES", 300)
+    monkeypatch.setattr(weight_writer, "_SLICE_BYTES", 1)
     made = checkpoints[name]
     try:
         ops, writer, right, model = native_models(made, recipe)
@@ -247,6 +250,30 @@ def test_faults_that_show_while_rows_are_written_leave_a_torn_model(checkpoints)
         update.add(name, rows_of(tensor) if tensor.dim() == 2 else tensor)
     update.finish()
     assert_same_weights(model, right)
+
+
+@needs_native
+@pytest.mark.parametrize("recipe", [UNQUANTIZED, RECIPES["int8"]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_tied_head_has_to_equal_the_embedding(checkpoints, recipe, dtype, monkeypatch):
+    """Which is read from the model, unless it was converted."""
+    monkeypatch.setattr(plan, "_READ_BYTES", 1000)
+    made = checkpoints["gemma"]
+    ops, writer, _, model = native_models(made, recipe)
+    [(name, table)] = [p for p in tensors_of(made.folder).items() if "embed_tokens" in p[0]]
+    table = table.to(dtype)
+    other = table.clone()
+    other[-1, -1] += 1
+    for head, by_rows, is_first in itertools.product((table.clone(), other), *[[False, True]] * 2):
+        update = update_of(model, made, ops, writer, recipe=recipe)
+        pairs = [(name, rows_of(table) if by_rows else table), ("lm_head.weight", head)]
+        for pair in reversed(pairs) if is_first else pairs:
+            update.add(*pair)
+        if head is other:
+            with pytest.raises(WeightMismatch, match="tie_word_embeddings"):
+                update.finish()
+        else:
+            update.finish()
 
 
 @needs_native

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from quire.errors import LoadError, NotBuiltYet
 from quire.models.cutting.sharding import own_parts
 from quire.models.decoder import DecoderModel
 from quire.models.formats.storage import Storage
+from quire.models.layers import make_look_up
 from quire.models.loading.folder_files import LoadFormat
 from quire.models.loading.leaves import parts_of
 from quire.models.loading.load_formats import open_files
@@ -34,7 +36,10 @@ from quire.models.updates.old_memory import PlainWriter, WeightWriter
 from quire.models.updates.pieces import pieces_of
 from quire.models.updates.row_targets import RowPlace, RowPlaces
 from quire.ops import Ops
+from quire.ops.formats.row_stack import RowStack
 
+_READ_BYTES = 4 << 20
+"""Bytes of a model's rows that are read at once."""
 _SHORT = 1
 """Positions that tables of a layer's piece have: they are not copied."""
 
@@ -145,6 +150,18 @@ class UpdatePlan:
             target=self.target,
         )
         weights.finish()
+
+    def embedding_in(self, part: Any, shape: Sequence[int]) -> RowStack:
+        """The embedding as the model looks it up in a part that has it, some rows at a time."""
+        count, width = shape
+
+        def read() -> Iterator[Tensor]:
+            look_up = make_look_up(self.ops, part, scale=1.0)
+            step = max(1, _READ_BYTES // (width * self.dtype.itemsize))
+            for first in range(0, count, step):
+                yield look_up(torch.arange(first, min(first + step, count), device=self.device))
+
+        return RowStack((count, width), self.dtype, read)
 
     def _place(self, stored: Sequence[StoredTensor]) -> None:
         """Give each stored tensor to the piece that has its leaves."""

@@ -90,8 +90,8 @@ class WeightUpdate:
         for.
         """
         self._seen: dict[str, None] = {}
-        self._tied: dict[str, tuple[object, ...]] = {}
-        """The fingerprints of the embedding and of a head that is the same weight."""
+        self._tied: dict[str, Callable[[], tuple[object, ...]]] = {}
+        """Ways to the fingerprints of the embedding and of a head that is the same weight."""
         self._is_repair = is_repair
         self._is_over = False
         self.is_torn = is_repair
@@ -170,7 +170,8 @@ class WeightUpdate:
             )
         if self._names.is_tied_head(name):
             self._once(name)
-            self._tied["head"] = self._fingerprint(name, given)
+            head = self._fingerprint(name, given)
+            self._tied["head"] = lambda: head
             return True
         if (fixed := self._plan.fixed.get(name)) is not None:
             tensor = _whole(given)
@@ -200,8 +201,9 @@ class WeightUpdate:
 
     def _look_early(self, found: Found, piece: _Piece, tensor: Tensor) -> None:
         """Check a whole tensor's values before they are written, where that is of use."""
-        if self._is_tied_embedding(found):
-            self._tied["embedding"] = self._fingerprint(found.part, tensor)
+        if self._needs_fingerprint(found, tensor):
+            embedding = self._fingerprint(found.part, tensor)
+            self._tied["embedding"] = lambda: embedding
         elif not self.is_torn:
             self._check_values(found.part, tensor)
         else:
@@ -210,8 +212,20 @@ class WeightUpdate:
             return
         piece.checked.add(found.part)
 
-    def _is_tied_embedding(self, found: Found) -> bool:
-        return self._names.is_embedding(found.stored) and self._names.has_tied_head
+    def _needs_fingerprint(self, found: Found, given: Tensor | RowStack) -> bool:
+        """Whether a tensor is an embedding that a head may have to equal, and whose values are not
+        in the model as they came, where they are read again if a head comes, too.
+        """
+        if not (self._names.is_embedding(found.stored) and self._names.has_tied_head):
+            return False
+        kept = self._old.get("embed.weight", self._old.get("embed"))
+        if kept is None or given.dtype is not self._plan.dtype:
+            return True
+        if found.part not in self._plan.rows.of_tensor:
+            return True
+        rows = self._plan.embedding_in(kept, found.stored.shape)
+        self._tied["embedding"] = lambda: self._fingerprint(found.part, rows)
+        return False
 
     def _once(self, name: str) -> None:
         if name in self._seen:
@@ -266,7 +280,9 @@ class WeightUpdate:
     def _write_rows(self, found: Found, given: RowStack, target: RowTarget) -> None:
         """Write a tensor's rows as they come."""
         name, first = found.part, 0
-        looked_at = Fingerprint(self._plan.writer, name) if self._is_tied_embedding(found) else None
+        looked_at = None
+        if self._needs_fingerprint(found, given):
+            looked_at = Fingerprint(self._plan.writer, name)
         for rows in given.read():
             if looked_at is not None:
                 looked_at.add(rows)
@@ -278,7 +294,8 @@ class WeightUpdate:
             first += rows.shape[0]
         assert first == given.shape[0], "all rows"
         if looked_at is not None:
-            self._tied["embedding"] = given.dtype, given.shape, looked_at.close()
+            embedding = given.dtype, given.shape, looked_at.close()
+            self._tied["embedding"] = lambda: embedding
 
     def _write_arrived(self, piece: _Piece) -> None:
         """Write the tensors of a piece that have come whole, and have places for their rows. Raises
@@ -301,7 +318,7 @@ class WeightUpdate:
                 self._check_values(name, tensor)
 
     def _check_tied_head(self) -> None:
-        if len(self._tied) > 1 and self._tied["head"] != self._tied["embedding"]:
+        if len(self._tied) > 1 and self._tied["head"]() != self._tied["embedding"]():
             raise WeightMismatch(
                 "The head differs from the embedding, and is the same weight in this model "
                 "(tie_word_embeddings)."
