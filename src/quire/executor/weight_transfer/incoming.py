@@ -79,7 +79,8 @@ class Rooms:
 
     def fresh(self, nbytes: int) -> Tensor:
         """Memory that was not used before. Raises WeightUpdateError where there is none."""
-        if self._device.type != "cpu" or not nbytes:
+        # pages of its own take longer than what a small tensor is received in
+        if self._device.type != "cpu" or nbytes < LEAST_BY_ROWS:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         # the C library keeps what is smaller than 32 MiB
         try:
