@@ -1,4 +1,5 @@
-"""Updates that meet a core's death, adapters and sleep: python -m tests.trainers.dead_cores.
+"""Updates that meet a core's death, a start, adapters and sleep:
+python -m tests.trainers.dead_cores.
 
 A line for each: what the trainer is told, the answers, and whose weights each core has by its
 checksums. After a core's death all answers are those of the old weights, or there are none, and a
@@ -11,20 +12,27 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from quire import AsyncEngineArgs, AsyncLLM, SamplingParams
 from quire.distributed.named_tensors import TensorMeta
 from quire.distributed.shared_buffer import SharedBuffer
-from quire.errors import EngineError, RequestError
+from quire.errors import EngineError, RequestError, WeightUpdateError
 from quire.lora.request import LoRARequest
 from quire.testing import make_checkpoint
+from quire.trainers.clients import HTTPWeightSyncClient
+from quire.trainers.senders import IPCTrainerInitInfo, WeightTransferTrainerFactory
 from quire.trainers.sources import described
 from tests.executor.test_shared_adapters import make_adapter
+from tests.server.serve_process import command_of
 from tests.trainers.deaths import SHAPE, Source
 
 Step = Callable[[], Awaitable[Any]]
@@ -186,6 +194,75 @@ async def adapter_outlives(folders: list[Path], known: Any) -> bool:
     return is_right and are_own and "'new'" in last and last.endswith("weights: dp0 new")
 
 
+async def core_starts(folders: list[Path], known: Any, wait_s: float) -> bool:
+    """A whole update that begins `wait_s` after a core was killed, while it starts again."""
+    engine = engine_of(folders[0], data_parallel_size=2)
+    said = ""
+    try:
+        await asked(engine)
+        os.kill(engine.front_end.client.core_status(1).pid, signal.SIGKILL)
+        await asyncio.sleep(wait_s)
+        try:
+            await whole_update(engine, folders[1])
+        except (EngineError, RequestError) as error:
+            said = str(error)
+            await engine._abandon_weight_update(said)
+        found = await state(engine, known)
+        await whole_update(engine, folders[1])
+        last = await state(engine, known)
+    finally:
+        engine.shutdown()
+    print(f"core starts, {wait_s} s: {said[:120]!r}; {found}; then {last}", flush=True)
+    ends = "weights: dp0 old, dp1 old" if said else "weights: dp0 new, dp1 new"
+    return found.endswith(ends) and last.endswith("weights: dp0 new, dp1 new")
+
+
+async def server_starts(folders: list[Path], known: Any) -> bool:
+    """A trainer that calls a server while it starts, until a call is answered."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    options = (
+        "--enable-admin",
+        "--api-key",
+        "key",
+        "--weight-transfer-config",
+        '{"backend": "ipc"}',
+    )
+    command = command_of(str(folders[0]), *options)
+    command[command.index("--port") + 1] = port
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    client = HTTPWeightSyncClient(f"http://127.0.0.1:{port}", api_key="key")
+    info, source, said = IPCTrainerInitInfo(), Source(folders[1]), []
+    sender = None
+    try:
+        for _ in range(600):
+            try:
+                sender = WeightTransferTrainerFactory.trainer_init(
+                    info, client=client, source=source
+                )
+                break
+            except WeightUpdateError as error:
+                said.append(str(error))
+                await asyncio.sleep(0.1)
+        assert sender is not None, said[-1]
+        sender.send_weights("new")
+        reply = httpx.post(
+            f"http://127.0.0.1:{port}/weight_checker",
+            json={"action": "checksum"}, headers={"Authorization": "Bearer key"}, timeout=60,
+        )  # fmt: skip
+        sums = {n.split(":", 1)[1]: d for n, d in reply.json()["checksums"].items()}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    is_new = sums == known["new"]
+    refusals = {each.split(":")[1].strip()[:40] for each in said}
+    print(
+        f"server starts: {len(said)} calls were refused: {refusals}; then new: {is_new}", flush=True
+    )
+    return is_new
+
+
 async def sleeps(folders: list[Path], known: Any) -> bool:
     """An update of sleeping weights, and sleep during an update."""
     engine = engine_of(folders[0], enable_sleep_mode=True)
@@ -220,7 +297,11 @@ async def main() -> int:
     moments = ("start", "update", "prepare")
     results = [await core_dies(folders, known, after, False) for after in moments]
     results.append(await core_dies(folders, known, "update", True))
-    results += [await scene(folders, known) for scene in (sleeps, adapter_loads, adapter_outlives)]
+    results += [await core_starts(folders, known, wait_s) for wait_s in (0.0, 0.7)]
+    results += [
+        await scene(folders, known)
+        for scene in (server_starts, sleeps, adapter_loads, adapter_outlives)
+    ]
     print("failed:", results.count(False))
     return int(not all(results))
 
