@@ -50,11 +50,27 @@ def test_own_scheduler_and_executor_run_the_steps():
         ({"scheduler_cls": "json:JSONDecoder"}, "that were written for vLLM have no counterpart"),
         ({"distributed_executor_backend": "json:absent"}, "json has no absent"),
         ({"distributed_executor_backend": "json.__name__"}, "must be an executor's class"),
+        ({"distributed_executor_backend": dict}, "must be an executor's class"),
     ],
 )
 def test_other_classes_are_refused(given, why):
     with pytest.raises(InvalidParameter, match=why):
         LLM(**given)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["scheduler_cls", "worker_cls", "worker_extension_cls", "distributed_executor_backend"],
+)
+def test_modules_that_are_not_there_are_refused_before_anything_starts(option):
+    with pytest.raises(InvalidParameter, match=f"{option}=.*no module named 'json.absent'"):
+        EngineArgs(**{option: "json.absent.Class"}).create_engine_config()
+
+
+@pytest.mark.parametrize("name", ["Worker", "", ".Worker", "json."])
+def test_workers_of_a_class_without_a_module_are_refused(name):
+    with pytest.raises(InvalidParameter, match="worker_cls"):
+        EngineArgs(worker_cls=name).create_engine_config()
 
 
 def test_a_class_without_a_name_is_refused():

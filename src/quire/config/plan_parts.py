@@ -181,6 +181,19 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.enable_expert_parallel
 
     @property
+    def own_classes(self) -> dict[str, str]:
+        """The names of the user's own classes, by option."""
+        backend = self.distributed_executor_backend
+        named = {
+            # the names of Quire's own executors have no module
+            "distributed_executor_backend": backend if ":" in backend else None,
+            "worker_cls": self.worker_cls,
+            "worker_extension_cls": self.worker_extension_cls,
+            "scheduler_cls": self.scheduler_cls,
+        }
+        return {option: name for option, name in named.items() if name is not None}
+
+    @property
     def has_gpu(self) -> bool:
         return self.device == "cuda"
 

@@ -75,7 +75,7 @@ from quire.models.pooling.spec import HeadLayer
 from quire.models.reading.keys import LeftKey, listed, removal
 from quire.models.reading.text_part import PART, has_vision, without_vision
 from quire.models.spec import Block, Decoder, MixerAfterShared, single_mixers
-from quire.plugins import installed, load_general_plugins
+from quire.plugins import installed, load_general_plugins, require_module
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
 from quire.text.tokenizer import Tokenizer
@@ -114,6 +114,8 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
     # found here, so that a name that no package has fails before the weights are read
     if plan.serving.io_processor_plugin is not None:
         find_io_processor(plan.serving.io_processor_plugin)
+    for option, name in plan.parallel.own_classes.items():
+        require_module(option, name)
     return plan
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from quire.config.plan_parts import ParallelPlan
 from quire.distributed.expert_exchange import ExpertExchange
-from quire.errors import InvalidParameter, PluginError
+from quire.errors import InvalidParameter, InvalidType, PluginError
 from quire.executor.abstract import BuiltExecutor, Executor
 from quire.executor.platform import Platform
 from quire.executor.worker_config import WorkerConfig
@@ -51,9 +51,12 @@ EXECUTORS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """The function that opens each, and its class. An engine imports the one that it starts."""
 
 
+_HAS = "launch", "collective_rpc", "shutdown"
+
+
 def find_executor(parallel: ParallelPlan) -> OpenExecutor:
     """Find the function that opens the executor that a plan names, or the class of one's own that
-    it names as "module:Class". Raises InvalidParameter.
+    it names as "module:Class". Raises InvalidParameter, of other things InvalidType.
     """
     name = parallel.distributed_executor_backend
     given = EXECUTORS[name][0] if name in EXECUTORS else name
@@ -61,9 +64,11 @@ def find_executor(parallel: ParallelPlan) -> OpenExecutor:
         found: Any = resolve_reference(given)
     except PluginError as error:
         raise InvalidParameter("distributed_executor_backend", name, str(error)) from error
-    if not callable(found):
+    # of a class what every executor has can be known before it is built
+    is_other = isinstance(found, type) and not all(hasattr(found, each) for each in _HAS)
+    if is_other or not callable(found):
         allowed = "it must be an executor's class, or a function that makes one"
-        raise InvalidParameter("distributed_executor_backend", name, allowed)
+        raise InvalidType("distributed_executor_backend", name, allowed)
     return cast(OpenExecutor, found)
 
 

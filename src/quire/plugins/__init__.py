@@ -12,6 +12,7 @@ from quire.plugins.references import (
     References,
     class_of_connector,
     class_of_option,
+    require_module,
     resolve_reference,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "program_entries",
     "records",
     "register_all",
+    "require_module",
     "resolve_reference",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -56,6 +58,23 @@ def attribute_at(module: Any, path: str) -> Any:
         except AttributeError as error:
             raise PluginError(f"{module.__name__} has no {path}.") from error
     return found
+
+
+def require_module(option: str, given: str) -> None:
+    """Raise InvalidParameter where the module of a name is not there. It is not imported, but the
+    packages that it is in are.
+    """
+    module, colon, _ = given.partition(":")
+    if not colon:
+        module = given.rpartition(".")[0]
+    try:
+        # one that was run or made has no spec to be found by
+        if module in sys.modules or (module and importlib.util.find_spec(module) is not None):
+            return
+        why = f"no module named {module!r}" if module else "it names no module"
+    except Exception as error:  # of a package's own code
+        why = f"{type(error).__name__}: {error}"
+    raise InvalidParameter(option, given, f"it cannot be imported ({why})")
 
 
 def class_of_option(option: str, given: str, base: type[C], hint: str) -> type[C]:

@@ -6,13 +6,17 @@ from quire.errors import InvalidParameter
 
 
 def importable_name(option: str, given: str | type | None) -> str | None:
-    """An option's class, as "module:Class". Raises InvalidParameter for one without a name."""
+    """An option's class, as "module:Class". Raises InvalidParameter for one without a name, and for
+    a name without a module.
+    """
     if given is None:
         return None
     if isinstance(given, str):
         if ":" in given:
             return given
         module, _, name = given.rpartition(".")
+        if not (module and name):
+            raise InvalidParameter(option, given, "a class, or its name as 'module.Class'")
         return f"{module}:{name}"
     # a class within a function is `f.<locals>.C`, which no import finds
     if "<" in given.__qualname__:
