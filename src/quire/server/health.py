@@ -14,6 +14,11 @@ from quire.server.http.failures import Refusal, error_response
 from quire.server.http.json_body import json_response
 
 _LOADING = Refusal(503, "The model is being loaded.", headers={"Retry-After": "1"})
+_UNINSTRUCTED = Refusal(
+    501,
+    "Engines take no instructions after a failure: cores and ranks that have died or hang are "
+    "started anew, and streams go on (max_core_restarts).",
+)
 
 
 async def health(server: Server, request: Request) -> Response:
@@ -97,3 +102,8 @@ async def metrics(server: Server, request: Request) -> Response:
 async def unserved(server: Server, request: Request) -> Response:
     """Refuse the request: no model for audio is served."""
     return error_response(server.abilities.refusal("API at this path"))
+
+
+async def uninstructed(server: Server, request: Request) -> Response:
+    """Refuse the request: no engine waits for an instruction after a failure."""
+    return error_response(_UNINSTRUCTED)

@@ -164,6 +164,8 @@ _ROUTES: tuple[RouteEntry, ...] = (
     *_PAGE_ROUTES,
     *HEALTH_ROUTES,
     *(RouteEntry("POST", path, health.unserved) for path in UNSERVED),
+    RouteEntry("POST", "/fault_tolerance/apply", health.uninstructed),
+    RouteEntry("GET", "/fault_tolerance/status", health.uninstructed),
     RouteEntry("POST", "/v1/load_lora_adapter", f"{_OPENAI}.adapters:load_adapter",
                f"{_OPENAI}.adapters:LoadAdapterRequest"),
     RouteEntry("POST", "/v1/unload_lora_adapter", f"{_OPENAI}.adapters:unload_adapter",

@@ -128,6 +128,15 @@ def test_what_other_models_serve_is_refused_as_such(server, path):
     assert "generates text" in reply.json()["error"]["message"]
 
 
+def test_engines_take_no_instructions_after_a_failure(server):
+    for reply in (
+        server.post("/fault_tolerance/apply", {"instruction": "retry", "params": {}}),
+        server.get("/fault_tolerance/status"),
+    ):
+        assert shape(reply) == (501, "NotImplementedError")
+        assert "started anew" in reply.json()["error"]["message"]
+
+
 def test_a_server_whose_engine_is_dead_stops_with_1():
     with serving("--max-core-restarts", "0") as server:
         for child in psutil.Process(server.process.pid).children(recursive=True):

@@ -15,7 +15,7 @@ import msgspec
 
 from quire.release import __version__
 from quire.server.context import RouteEntry
-from quire.server.health import unserved
+from quire.server.health import uninstructed, unserved
 from quire.server.http.failures import JSON, ErrorBody
 
 Schema = dict[str, Any]
@@ -93,7 +93,7 @@ def document(entries: Sequence[RouteEntry]) -> Schema:
 def _shown(entries: Sequence[RouteEntry]) -> list[RouteEntry]:
     """The routes that serve, each by its own path."""
     own = [entry.loaded() for entry in entries if not entry.is_alias]
-    return [entry for entry in own if entry.handler is not unserved]
+    return [entry for entry in own if entry.handler not in (unserved, uninstructed)]
 
 
 def _path(entry: RouteEntry) -> str:
