@@ -43,6 +43,7 @@ def test_the_layers_of_stages_can_be_given(folder, monkeypatch):
     for text, why in (
         ("1,4", "3 numbers whose sum"),
         ("1,1,1", "sum is 5"),
+        ("5,0,0", "each stage has one"),
         ("1,x", "numbers"),
     ):
         monkeypatch.setenv("QUIRE_PP_LAYER_PARTITION", text)
@@ -104,6 +105,7 @@ def test_a_sum_in_another_order_is_said(tmp_path):
             NotBuiltYet, "itself",
         ),
         ({"tensor_parallel_size": 2, "model_impl": "transformers"}, NotBuiltYet, "itself"),
+        ({"tensor_parallel_size": 2, "nnodes": 2, "master_addr": ""}, InvalidParameter, "master"),
         ({"enable_eplb": True}, NotBuiltYet, "enable_eplb"),
         ({"fully_sharded_loras": True}, NotBuiltYet, "fully_sharded_loras"),
         ({"decode_context_parallel_size": 2}, NotBuiltYet, "decode_context_parallel_size"),

@@ -37,7 +37,7 @@ def num_workers_here(d: Decisions) -> int:
 
 def _decide_nodes(d: Decisions, size: int, is_headless: bool) -> None:
     nodes, node = d.args.nnodes, d.args.node_rank
-    d.requested("master_addr")
+    address = d.requested("master_addr")
     d.requested("master_port")
     if nodes > 1 and d.value("data_parallel_backend") != "mp":
         hint = "Leave it out: Ray knows its machines."
@@ -52,6 +52,8 @@ def _decide_nodes(d: Decisions, size: int, is_headless: bool) -> None:
     d.requested("node_rank")
     if nodes == 1:
         return
+    if not address:
+        raise InvalidParameter("master_addr", address, "an address or a name of the first machine")
     backend = d.value("distributed_executor_backend")
     if size % nodes or backend != "mp":
         raise InvalidParameter(

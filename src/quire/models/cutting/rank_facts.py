@@ -46,10 +46,13 @@ def rank_facts(
     own = shard(decoder, size, group) if size > 1 else decoder
     if stage_layers is None:
         stage_layers = layers_of_stages(count, pipeline_parallel_size)
-    elif len(stage_layers) != pipeline_parallel_size or sum(stage_layers) != count:
+    elif (len(stage_layers), sum(stage_layers)) != (pipeline_parallel_size, count) or (
+        0 in stage_layers
+    ):
         raise InvalidParameter(
             "QUIRE_PP_LAYER_PARTITION", ",".join(map(str, stage_layers)),
-            f"{pipeline_parallel_size} numbers whose sum is {count}, the layers of the model",
+            f"{pipeline_parallel_size} numbers whose sum is {count}, the layers of the model, and "
+            "each stage has one or more",
         )  # fmt: skip
     if pipeline_parallel_size > 1:
         # for the errors alone: what cannot be cut is refused before weights are read
