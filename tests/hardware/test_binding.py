@@ -6,6 +6,8 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.resolve.resolve import resolve
 from quire.errors import InvalidParameter
 from quire.hardware.facts import LogicalCpu
+from quire.models.cutting.rank_facts import RankFacts
+from quire.models.layer_memory import KeyValues
 from tests.config.plans import GIB, make_machine, make_model
 
 CPUS = tuple(
@@ -31,6 +33,28 @@ def test_each_copy_gets_a_node_and_one_alone_says_how_to_use_all():
     assert threads(data_parallel_size=2) == (8, ("0-7", "8-15"))
     plan = resolved(make_model(), make_machine(**SERVER))
     assert "tensor_parallel_size=2 or data_parallel_size=2 uses" in plan.reasons["num_threads"]
+
+
+@pytest.mark.parametrize(
+    ("bind", "wishes", "lists"),
+    [
+        ("auto", {}, ("0-7", "8-15")),
+        ("auto", {"numa_bind": True, "numa_bind_nodes": ["1", "0"]}, ("8-15", "0-7")),
+        ("auto", {"numa_bind": True, "numa_bind_cpus": ["1-2", "9,11"]}, ("1-2", "9,11")),
+        ("4-5|12-13", {}, ("4-5", "12-13")),
+        ("nobind", {}, ("", "")),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
+def test_each_rank_of_a_model_gets_a_node(sizes, bind, wishes, lists):
+    tp, pp = sizes
+    part = RankFacts(
+        memories=(KeyValues(8 // tp, 128),) * (28 // pp), num_parameters=300_000_000,
+        stage_layers=(28 // pp,) * pp, same_bits=True,
+    )  # fmt: skip
+    machine = make_machine(**SERVER, threads_bind=bind)
+    wishes = wishes | {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
+    assert resolved(make_model(rank=part), machine, **wishes).parallel.thread_cpus == lists
 
 
 def test_nodes_and_cpus_can_be_named():
