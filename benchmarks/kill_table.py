@@ -23,6 +23,7 @@ def runs(moments: int) -> dict[str, Callable[[], table.Row]]:
     few = max(1, moments // 10)
     kill, stop = signal.SIGKILL, signal.SIGSTOP
     four = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    ahead = {"tensor_parallel_size": 2, "async_scheduling": True}
     return {
         "core-kill": lambda: asyncio.run(table.signal_cores(kill, moments)),
         "core-stop": lambda: asyncio.run(table.signal_cores(stop, moments // 2)),
@@ -40,6 +41,8 @@ def runs(moments: int) -> dict[str, Callable[[], table.Row]]:
         ),
         "rank-kill-of-four": lambda: asyncio.run(table.signal_ranks(kill, moments // 2, **four)),
         "rank-stop-of-four": lambda: asyncio.run(table.signal_ranks(stop, few, **four)),
+        "rank-kill-ahead": lambda: asyncio.run(table.signal_ranks(kill, few, **ahead)),
+        "rank-stop-ahead": lambda: asyncio.run(table.signal_ranks(stop, few, **ahead)),
         "experts-kill": lambda: asyncio.run(table.kill_one_that_shares_experts(few)),
         "coordinator-kill": lambda: asyncio.run(
             table.kill_one_that_shares_experts(few, coordinator=True)

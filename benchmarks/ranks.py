@@ -3,9 +3,9 @@ adapters, prefix hits, preemption and a K/V tier; stored formats; mixers of ever
 values; networks that draft, pictures, poolers and recorded experts; and copies, with their own
 experts or shared ones.
 
-    python -m benchmarks.ranks [--only WORD] [--list]
+    python -m benchmarks.ranks [--only WORD] [--part K/N] [--list]
 
-Each cell starts the ranks of its model. Exits with 1 if one differs in a bit.
+Each cell starts the ranks of its model. Exits with 1 if one differs in a bit, or has died.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from quire import (
 from quire.config.plan import EnginePlan
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import AdapterRef, EngineCoreRequest
-from quire.errors import EngineError
+from quire.errors import EngineDeadError, EngineError
 from quire.params import RequestOutputKind
 from quire.testing import make_checkpoint
 from tests.executor.ranks.test_stage_parts import NETWORKS
@@ -390,12 +391,15 @@ def cells(root: Path) -> Iterator[Cell]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cells whose name has this word")
+    parser.add_argument(
+        "--part", type=part, default=(1, 1), metavar="K/N", help="every Nth model, from the Kth on"
+    )
     parser.add_argument("--list", action="store_true", help="name the cells, and start nothing")
     args = parser.parse_args()
     logging.disable(logging.ERROR)
-    bad = 0
+    bad, (first, step) = 0, args.part
     with tempfile.TemporaryDirectory() as root:
-        for cell in cells(Path(root)):
+        for cell in islice(cells(Path(root)), first - 1, None, step):
             wanted = [size for size in cell.sizes if args.only in f"{cell.name}, {size}"]
             if args.list:
                 print(*(f"{cell.name}, {size}" for size in wanted), sep="\n")
@@ -404,13 +408,25 @@ def main() -> int:
     return 1 if bad else 0
 
 
+def part(text: str) -> tuple[int, int]:
+    """`K/N`, where K is at most N."""
+    first, step = (int(number) for number in text.split("/"))
+    if not 1 <= first <= step:
+        raise ValueError
+    return first, step
+
+
 def compare(cell: Cell, sizes: list[str]) -> int:
-    """Run a cell with one rank and with each of the sizes; returns how many differ."""
+    """Run a cell with one rank and with each of the sizes; returns how many differ or die."""
     right, bad = cell.ask(), 0
     for size in sizes:
         wishes, start = cell.sizes[size], time.perf_counter()
         try:
             found = cell.ask(**wishes)
+        except EngineDeadError as error:
+            bad += 1
+            print(f"{cell.name}, {size}: DIED: {str(error)[:120]}", flush=True)
+            continue
         except EngineError as error:
             print(f"{cell.name}, {size}: refused: {str(error)[:120]}", flush=True)
             continue

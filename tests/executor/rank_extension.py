@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from quire.runner.rows import Rows
 
@@ -20,6 +21,11 @@ class RankExtension:
             [self.model_config.max_model_len, self.load_config.load_format],
             self.vllm_config.parallel_config.rank,
         ]
+
+    def nap(self, seconds, rank):
+        if self.rank == rank:
+            time.sleep(seconds)
+        return self.rank
 
     def refuse_on(self, rank):
         if self.rank == rank:

@@ -100,7 +100,7 @@ class Streams:
 
     def __init__(self, num_cores: int = 1, experts_in: Path | None = None, **sizes: int) -> None:
         """`experts_in`: a folder with a model whose experts the cores share; None: the embedded
-        model. `sizes` of the ranks that a core's model has.
+        model. `sizes` of the ranks that a core's model has, and what else they differ in.
         """
         args = EngineArgs(
             model=None if experts_in is None else str(experts_in),
@@ -235,7 +235,9 @@ async def signal_ranks(
 ) -> Row:
     """Send a signal to a rank of the core's model, another one each time, at random moments."""
     pick = random.Random(seed)
-    words = ", ".join(f"{name.split('_')[0]} {size}" for name, size in sizes.items())
+    words = ", ".join(
+        name if size is True else f"{name.split('_')[0]} {size}" for name, size in sizes.items()
+    )
     row = Row(f"a rank of {words}, {how.name}")
     with _no_leaks(row):
         streams = Streams(**sizes)
