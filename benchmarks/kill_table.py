@@ -43,6 +43,12 @@ def runs(moments: int) -> dict[str, Callable[[], table.Row]]:
         "rank-stop-of-four": lambda: asyncio.run(table.signal_ranks(stop, few, **four)),
         "rank-kill-ahead": lambda: asyncio.run(table.signal_ranks(kill, few, **ahead)),
         "rank-stop-ahead": lambda: asyncio.run(table.signal_ranks(stop, few, **ahead)),
+        "rank-kill-experts": lambda: asyncio.run(
+            table.signal_ranks_that_share_experts(kill, moments // 2, tensor_parallel_size=2)
+        ),
+        "rank-stop-experts": lambda: asyncio.run(
+            table.signal_ranks_that_share_experts(stop, few, tensor_parallel_size=2)
+        ),
         "experts-kill": lambda: asyncio.run(table.kill_one_that_shares_experts(few)),
         "coordinator-kill": lambda: asyncio.run(
             table.kill_one_that_shares_experts(few, coordinator=True)

@@ -97,7 +97,13 @@ COPIES = {
     "dp 2 x tp 2": {"data_parallel_size": 2, "tensor_parallel_size": 2},
     "dp 2 x pp 2": {"data_parallel_size": 2, "pipeline_parallel_size": 2},
 }
-SPREAD = {f"ep {n}": {"data_parallel_size": n, "enable_expert_parallel": True} for n in (2, 4)}
+_SPREAD: dict[str, Any] = {"enable_expert_parallel": True}
+SPREAD_OVER_RANKS = {f"{name} -ep": sizes | _SPREAD for name, sizes in COPIES.items()}
+SPREAD = {f"ep {n}": {"data_parallel_size": n} | _SPREAD for n in (2, 4)} | SPREAD_OVER_RANKS
+MIXTURES = ("deepseek_v3", "gpt_oss", "qwen3_next", "llama4", "nemotron_h")
+"""Latents with a shared expert, sinks, recurrent states, choices that weigh inputs, experts alone
+in their layers.
+"""
 _ALWAYS = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 99, 3]]}
 _FEW = {"num_gpu_blocks_override": 22}
 _TIER = {"kv_offloading_size": 0.02}
@@ -311,18 +317,23 @@ def with_pictures(name: str, make: Callable[[], Path], **sizes: Any) -> Any:
     return ask_pictures(name, make(), **sizes)
 
 
-def by_copies(make: Callable[[], Path], **sizes: Any) -> dict[str, Any]:
+def by_copies(
+    make: Callable[[], Path],
+    given: Callable[[], list[EngineCoreRequest]] = asked,
+    **sizes: Any,
+) -> dict[str, Any]:
     """Tokens and their log-probabilities from an engine of several cores."""
-    return asyncio.run(_of_copies(make(), sizes))
+    return asyncio.run(_of_copies(make(), given(), sizes))
 
 
-async def _of_copies(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
-    args = AsyncEngineArgs(
-        model=str(folder), skip_tokenizer_init=True, **WISHES | {"cpu_threads": 4}, **sizes
-    )
+async def _of_copies(
+    folder: Path, given: list[EngineCoreRequest], sizes: dict[str, Any]
+) -> dict[str, Any]:
+    wishes = WISHES | {"cpu_threads": 4} | sizes
+    args = AsyncEngineArgs(model=str(folder), skip_tokenizer_init=True, **wishes)
     engine = AsyncLLM.from_engine_args(args)
     try:
-        return dict(await asyncio.gather(*(_answer(engine, each) for each in asked())))
+        return dict(await asyncio.gather(*(_answer(engine, each) for each in given)))
     finally:
         engine.shutdown()
 
@@ -361,11 +372,19 @@ def cells(root: Path) -> Iterator[Cell]:
             wishes = {"enable_return_routed_experts": True}
             yield of_requests(f"{name} experts recorded", make, asked, wishes)
             yield Cell(f"{name} copies", partial(by_copies, make), COPIES)
-            yield Cell(f"{name} copies that share experts", partial(by_copies, make), SPREAD)
+            spread = f"{name} copies that share experts"
+            yield Cell(spread, partial(by_copies, make), SPREAD)
+            for top in ("drafts", "few blocks"):
+                ask = partial(by_copies, make, asked_again, **ON_TOP[top])
+                yield Cell(f"{spread} {top}", ask, SPREAD_OVER_RANKS)
     yield from formats(root)
     for name in MIXERS:
         make = cache(partial(hostile, root, name))
-        yield of_requests(f"hostile {name}", make, of_hostile, {"num_gpu_blocks_override": 150})
+        room = {"num_gpu_blocks_override": 150}
+        yield of_requests(f"hostile {name}", make, of_hostile, room)
+        if name in MIXTURES:
+            ask = partial(by_copies, make, of_hostile, **room)
+            yield Cell(f"hostile {name} copies that share experts", ask, SPREAD)
     yield from networks(root)
     for name in PICTURES:
         make = cache(partial(spoken, root, name))

@@ -171,12 +171,21 @@ def test_experts_are_spread_over_the_cores_of_one_machine():
     assert (one.parallel.enable_expert_parallel, one.parallel.use_graphs) == (False, True)
 
 
+OF_RANKS = msgspec.structs.replace(
+    MOE,
+    rank=RankFacts(
+        memories=(), num_parameters=MODEL.num_parameters, stage_layers=(1, 1), same_bits=True
+    ),
+)
+
+
 @pytest.mark.parametrize("wish", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
-def test_experts_are_not_spread_over_cores_with_ranks(wish):
-    [name] = wish
-    rank = RankFacts(memories=(), num_parameters=1, stage_layers=(1, 1), same_bits=True)
-    with pytest.raises(NotBuiltYet, match=f"{name}.*have one worker each"):
-        spread(msgspec.structs.replace(MOE, rank=rank), data_parallel_size=2, **wish)
+def test_experts_are_spread_over_cores_with_ranks(wish):
+    found = spread(OF_RANKS, data_parallel_size=2, **wish).parallel
+    assert found.is_lock_step
+    assert found.distributed_executor_backend == "mp"
+    with pytest.raises(NotBuiltYet, match=r"Leave it out: .*processes of 'mp'"):
+        spread(OF_RANKS, data_parallel_size=2, distributed_executor_backend="a:Class", **wish)
 
 
 def test_experts_may_be_spread_over_machines():
@@ -202,6 +211,11 @@ def test_spread_experts_leave_room_for_keys_and_values():
     [
         (MODEL, {}, "no experts to spread"),
         (MOE, {"data_parallel_size": 9}, "8 experts for 9 cores"),
+        (
+            OF_RANKS,
+            {"data_parallel_size": 3, "tensor_parallel_size": 4},
+            r"8 experts for 3 cores of 4 workers.*smaller data_parallel_size or tensor",
+        ),
         (MOE, {"data_parallel_size": 4, "data_parallel_size_local": 0}, "meet at the first"),
         (MOE, {"data_parallel_size": 2, "data_parallel_rank": 1}, "one front end"),
         (

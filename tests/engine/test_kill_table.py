@@ -40,6 +40,15 @@ def test_streams_survive_a_rank(how, sizes):
     assert row.num_restarts == 1
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.full
+@pytest.mark.skipif(find_native()[0] is None, reason="ranks exchange by native code")
+def test_streams_survive_a_rank_of_a_core_that_shares_experts(how):
+    row = asyncio.run(table.signal_ranks_that_share_experts(how, 1, tensor_parallel_size=2))
+    assert_sound(row)
+    assert row.num_restarts == 2  # of both cores
+
+
 def test_a_front_end_that_stands_still_loses_nothing():
     row = asyncio.run(table.stop_front_end(1, stopped_s=1.5))
     assert_sound(row)

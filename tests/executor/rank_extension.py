@@ -38,6 +38,40 @@ class RankExtension:
         else:
             Rows.retreat = self._retreat
 
+    def fail_inside(self, rank, token, layer):
+        """Have each pass of a rank with a row that begins with the token twice fail when it comes
+        to the experts of this layer, inside its round.
+        """
+        if self.rank != rank:
+            return
+        runner, rounds = self.model_runner, self.rounds
+        forward, exchange, bad = runner._forward, rounds._pass, []
+
+        def watched(batch, **given):
+            ids, count = runner.rows.token_ids, runner.rows.num_tokens
+            begins = [ids[row, : int(count[row])].tolist()[:2] for row in sorted(self._planned)]
+            bad[:] = [each for each in begins if each == [token, token]]
+            return forward(batch, **given)
+
+        def failing(rows, counts):
+            if bad and rounds._passed == layer:
+                bad.clear()  # it serves the rest
+                raise RuntimeError(f"no way into layer {layer}")
+            return exchange(rows, counts)
+
+        self._note_planned()
+        runner._forward, rounds._pass = watched, failing
+
+    def _note_planned(self):
+        """Keep the rows of the plan that is being run."""
+        launch = self.launch
+
+        def noting(plan, *given, **named):
+            self._planned = {*plan.decode_rows, *(chunk.row for chunk in plan.chunks)}
+            return launch(plan, *given, **named)
+
+        self.launch = noting
+
     def fail_with(self, rank, token, first=0):
         """Have the model of a rank fail in steps with a row that begins with the token twice and
         has computed `first` tokens (None: no more).
@@ -57,11 +91,6 @@ class RankExtension:
         if token is None:
             runner._forward, self.launch = self._kept
             return
-        forward, launch = self._kept = runner._forward, self.launch
-
-        def noting(plan, *given, **named):
-            self._planned = {*plan.decode_rows, *(chunk.row for chunk in plan.chunks)}
-            return launch(plan, *given, **named)
-
-        self.launch = noting
+        forward, _ = self._kept = runner._forward, self.launch
+        self._note_planned()
         runner._forward = failing

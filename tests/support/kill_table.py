@@ -243,10 +243,33 @@ async def signal_ranks(
         streams = Streams(**sizes)
 
         def victim(index: int) -> int:
-            core = psutil.Process(streams.client.core_status(index).pid)
-            ranks = [each for each in core.children() if each.name().startswith("QuireWorker-")]
-            ranks.sort(key=lambda each: each.name())
-            return ranks[pick.randrange(len(ranks))].pid
+            return _rank_of(streams.client.core_status(index).pid, pick)
+
+        await _strike(row, streams, pick, num_moments, victim, how)
+    return row
+
+
+def _rank_of(core: int, pick: random.Random) -> int:
+    """The process of a rank of a core."""
+    children = psutil.Process(core).children()
+    ranks = [each for each in children if each.name().startswith("QuireWorker-")]
+    ranks.sort(key=lambda each: each.name())
+    return ranks[pick.randrange(len(ranks))].pid
+
+
+async def signal_ranks_that_share_experts(
+    how: signal.Signals, num_moments: int, *, seed: int = 0, **sizes: int
+) -> Row:
+    """Send a signal to a rank of one of two cores that share experts, at random moments."""
+    pick = random.Random(seed)
+    words = ", ".join(f"{name.split('_')[0]} {size}" for name, size in sizes.items())
+    row = Row(f"a rank of {words} of one of 2 that share experts, {how.name}")
+    with _no_leaks(row), tempfile.TemporaryDirectory() as folder:
+        made = make_checkpoint(folder, "tiny", "qwen3_moe", dtype="float32")
+        streams = Streams(2, made, **sizes)
+
+        def victim(index: int) -> int:
+            return _rank_of(streams.client.core_status(index).pid, pick)
 
         await _strike(row, streams, pick, num_moments, victim, how)
     return row

@@ -19,7 +19,7 @@ from quire.config.offload import Offload
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
-from quire.distributed.mesh import Mesh
+from quire.distributed.mesh import ExpertsPlace, Mesh
 from quire.hardware.launched import LaunchedProcess
 from quire.models.formats.rounding_rules import RoundingRules
 from quire.models.pooling.spec import PoolerSpec
@@ -134,7 +134,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     which each has one worker; None: the engine starts its workers itself. `rank`: the worker of its
     core that has this plan. `ray`: the cluster whose
     machines have the workers, as far as it was known to who made the plan; None: Ray has none.
-    `weight_transfer`: how a trainer sends new weights; None: none does.
+    `experts_at`: where the ranks of a core that shares experts meet those of the others, which the
+    core is told as it starts. `weight_transfer`: how a trainer sends new weights; None: none does.
     """
 
     device: str
@@ -154,6 +155,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_backend: str
     data_parallel_size_local: int | None
     enable_expert_parallel: bool
+    experts_at: ExpertsPlace | None
     distributed_executor_backend: str
     nnodes: int
     node_rank: int

@@ -1,6 +1,11 @@
 """Experts that are distributed over the cores of a group: tokens are sent to the cores with their
 experts and the results back.
 
+Where a core has several workers, each has some of the core's experts, and a group with the workers
+of its number in the other cores: a token visits the experts of each number by way of the worker
+that has that number in its own core. All workers of a core make the same rounds, one for each task
+with tokens, whatever becomes of the task.
+
 The cores step in rounds. In a round every core makes one forward pass; a core with nothing to run
 only serves its experts. All exchanges of a round take place on every core, even after failures: a
 core whose own pass fails keeps serving until the end of the round, and if an expert fails on
@@ -11,7 +16,9 @@ each time is a round of its own, in which the other cores serve.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -23,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 RunExpert = Callable[[int, Tensor], Tensor]
 """Runs the local expert with this index on rows [n, C] -> [n, C]."""
+
+LOOK_S = 0.5
+"""Interval in which a waiting core calls `while_waiting`, in seconds."""
 
 _UNFINISHED, _ENDING = 1, 2
 
@@ -40,36 +50,77 @@ class Group(Protocol):
     def all_to_all(self, sent: Tensor, to_each: list[int], from_each: list[int]) -> Tensor: ...
 
 
+class Rounds(Protocol):
+    """The rounds of a core as its loop has them: its own worker's, or those of its ranks."""
+
+    num_rounds: int
+    """Rounds that this core has begun."""
+    is_ending: bool
+    """Whether this core is shutting down; `all_end` is set once every core is."""
+    all_end: bool
+    while_waiting: Callable[[], None]
+    """Called repeatedly while this core waits for the others."""
+    waited_s: float
+    """Seconds that this core has waited for the others to begin its rounds."""
+
+    def idle_round(self, is_unfinished: bool) -> bool:
+        """Make a round without rows of this core; False if no core has rows, so none was begun."""
+        ...
+
+
+def shares_of_experts(num_experts: int, num_workers: int) -> list[range]:
+    """The experts of each worker of all cores, in the order of the mesh: dp, then tp."""
+    bounds = [rank * num_experts // num_workers for rank in range(num_workers + 1)]
+    return [range(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+
+
 class ExpertExchange:
-    """One core's side of the rounds.
+    """One worker's side of the rounds.
 
     Invariants: between `begin` and `finish` each of `num_layers` layers is passed once, in order;
     after the first PeersLost nothing is exchanged any more.
     """
 
     def __init__(
-        self, group: Group, *, num_experts: int, num_layers: int, width: int, dtype: torch.dtype
+        self,
+        group: Group,
+        *,
+        num_experts: int,
+        num_layers: int,
+        width: int,
+        dtype: torch.dtype,
+        worker: int = 0,
+        num_workers: int = 1,
     ) -> None:
-        """`num_layers` with `num_experts` each, for activations [T, width]."""
+        """`num_layers` with `num_experts` each, for activations [T, width]. `worker`: the number of
+        this one among the `num_workers` of its core that share a layer.
+        """
         self.num_rounds = 0
         self.is_ending = False
-        """Whether this core is shutting down; `all_end` is set once every core is."""
         self.all_end = False
         self.while_waiting: Callable[[], None] = lambda: None
-        """Called repeatedly while this core waits for the others."""
+        self.waited_s = 0.0
+        self.give_up: Callable[[str], None] = lambda reason: None
+        """Called when a pass of this worker has failed, before it serves the rest of its round:
+        ends the wait of the core's other workers, whose rounds do not end before.
+        """
         self._group = group
-        self._bounds = [rank * num_experts // group.size for rank in range(group.size + 1)]
+        self.shares = shares_of_experts(num_experts, group.size * num_workers)
+        """The experts of all workers of all cores."""
+        self.reached = self.shares[worker::num_workers]
+        """The experts of this group by cores, which rows are sent to in this order."""
+        self._bounds = [0, *accumulate(map(len, self.reached))]
         self._layers: list[RunExpert] = []
         self._num_layers = num_layers
         self._nothing = torch.empty(0, width, dtype=dtype)
-        self._no_counts = [0] * num_experts
+        self._no_counts = [0] * self._bounds[-1]
         self._passed = num_layers
         self._is_broken = False
 
     @property
     def experts(self) -> range:
-        """The experts of this core."""
-        return range(self._bounds[self._group.rank], self._bounds[self._group.rank + 1])
+        """The experts of this worker."""
+        return self.reached[self._group.rank]
 
     def forget_layers(self) -> None:
         """Remove all experts of this core, so that `add_layer` can add others."""
@@ -88,7 +139,9 @@ class ExpertExchange:
         flags = _UNFINISHED * is_unfinished | _ENDING * self.is_ending
         self.num_rounds += 1
         # with its number: cores in different rounds would give each other rows of different layers
+        began = time.monotonic()
         gathered = self._all_gather([self.num_rounds, flags])
+        self.waited_s += time.monotonic() - began
         if any(number != self.num_rounds for number, _ in gathered):
             self._is_broken = True
             raise PeersLost(f"The cores are in different rounds: {[n for n, _ in gathered]}.")
@@ -110,8 +163,8 @@ class ExpertExchange:
         return goes_on
 
     def __call__(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Run the next layer's experts on rows [n, C], the first counts[0] of which are for expert
-        0 and so on -> [n, C]. Raises RuntimeError if an expert failed on them.
+        """Run the next layer's experts on rows [n, C], the first counts[0] of which are for the
+        first expert that is reached and so on -> [n, C]. Raises RuntimeError if one failed on them.
         """
         results, failed = self._pass(rows, counts)
         if failed:
@@ -123,11 +176,11 @@ class ExpertExchange:
         layer = self._passed
         self._passed += 1
         wanted = self._all_gather(counts)
-        bounds, here = self._bounds, self.experts
+        bounds, rank = self._bounds, self._group.rank
         # all cores see the same counts, so all leave the exchanges out
         if not any(map(any, wanted)):
             return rows, []
-        theirs = [row[here.start : here.stop] for row in wanted]
+        theirs = [row[bounds[rank] : bounds[rank + 1]] for row in wanted]
         sent = [sum(counts[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
         came = [sum(row) for row in theirs]
         arrived = self._all_to_all(rows, sent, came)

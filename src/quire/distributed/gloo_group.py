@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
+from quire.distributed.expert_exchange import LOOK_S
 from quire.errors import PeersLost
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-LOOK_S = 0.5
-"""Interval in which a waiting rank calls `while_waiting`, in seconds."""
 
 
 class GlooGroup:

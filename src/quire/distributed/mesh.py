@@ -1,4 +1,5 @@
-"""The place of a worker among those of a model, and of a core among the copies of an engine.
+"""The place of a worker among those of a model, and of a core among the copies of an engine, and
+where workers of several cores meet that share experts.
 
 The order of ranks, slowest to fastest: copies (dp), stages (pp), workers of a stage (tp). Names of
 groups are the reference's: logs and errors show them.
@@ -7,6 +8,19 @@ groups are the reference's: logs and errors show them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from quire.distributed.gloo_group import GlooGroup
+    from quire.distributed.meeting import Meeting
+
+LONGEST_WAIT_S = 330.0
+"""Seconds that a core waits for the others of its lock-step group. The front end notices earlier
+that one of them is dead, is stopped, or has been in a turn for more than 300 s, and ends them all.
+"""
 
 MESH_GROUPS = ("world", "tp", "pp", "dp", "ep")
 """The names of groups: all workers of a core; those that share layers; those that have one part of
@@ -90,6 +104,45 @@ class MeshPlace:
             "dp": [dp * mesh.world_size + self.rank for dp in range(mesh.dp)],
             "ep": [dp * mesh.world_size + rank for dp in range(mesh.dp) for rank in stage],
         }[name]
+
+
+class ExpertsPlace(msgspec.Struct, frozen=True):
+    """The place of core number `core` of `num_cores` with one `name`, which those of one life have
+    alone: at the store `address`, as host:port, or where they are on one machine in a `folder`.
+    """
+
+    name: str
+    core: int
+    num_cores: int
+    address: str | None = None
+    folder: str | None = None
+
+    def open_group(self, worker: int = 0, listener_fd: int | None = None) -> GlooGroup:
+        """Wait for the worker of this number in each core. Raises PeersLost where some do not come.
+        `listener_fd`: see `meeting`.
+        """
+        from quire.distributed.gloo_group import GlooGroup  # imports that few processes need
+
+        if self.address is not None:
+            return self.meeting(worker, listener_fd).open_gloo()
+        assert self.folder is not None, "they are on the front end's machine"
+        file = Path(self.folder) / f"{self.name}-{worker}"
+        return GlooGroup.of_file(file, self.core, self.num_cores, LONGEST_WAIT_S)
+
+    def meeting(self, worker: int, listener_fd: int | None) -> Meeting:
+        """The meeting at the store, which this process opens at the listening socket
+        `listener_fd` and keeps as long as it has the meeting; None: another one does.
+        """
+        from quire.distributed.meeting import Meeting
+
+        assert self.address is not None, "there is a store"
+        host, port = self.address.rsplit(":", 1)
+        return Meeting.at(
+            *(host, int(port), f"{self.name}-{worker}", self.core, self.num_cores),
+            is_host=listener_fd is not None,
+            listener_fd=listener_fd,
+            timeout_s=LONGEST_WAIT_S,
+        )
 
 
 def layers_of_stages(num_layers: int, num_stages: int) -> tuple[int, ...]:

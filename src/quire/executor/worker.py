@@ -34,6 +34,7 @@ from quire.step.plan import StepPlan
 from quire.step.transfers import TransferReport
 
 if TYPE_CHECKING:
+    from quire.distributed.expert_exchange import Rounds
     from quire.distributed.kv_connector.base import KVConnectorBase_V1
     from quire.executor.adapter_support import AdapterSupport
     from quire.executor.kv_tier.connected_ranks import ConnectedRank
@@ -101,6 +102,8 @@ class Worker(WeightMethods, WorkerViews):
         self.connected: ConnectedWorker | None = None
         self.connected_rank: ConnectedRank | None = None
         """This rank's half of a connector; None: there is none, or the engine has no ranks."""
+        self.rounds: Rounds | None = None
+        """Rounds of cores that share experts, where this is a rank; None: it takes no part."""
         self.origin: Callable[[], list[str]] | None = None
         """Names what the tokens depend on; see `name_origin`."""
         self.weights = weights or WorkerWeights(runner.model, None, None)
@@ -122,6 +125,15 @@ class Worker(WeightMethods, WorkerViews):
     def local_rank(self) -> int:
         """The same as `rank`, also where the workers of a core are on several machines."""
         return self.rank
+
+    def idle_round(self, is_unfinished: bool, is_ending: bool) -> tuple[bool, bool]:
+        """Make a round without rows, as a rank of a core that shares experts; `is_ending`: see
+        `Rounds`. Returns what `Rounds.idle_round` does, and whether all cores end.
+        """
+        rounds = self.rounds
+        assert rounds is not None, "the core shares experts"
+        rounds.is_ending = is_ending
+        return rounds.idle_round(is_unfinished), rounds.all_end
 
     def name_origin(self) -> list[str]:
         """The root of this worker's K/V, and the name of the model; see `RootParts.origin`."""

@@ -20,6 +20,7 @@ from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
 from quire.processes.cluster_keys import close_to_strangers, cluster_keys, introduce
 from quire.testing.checkpoints import make_checkpoint
+from tests.support.needs import needs_ranks
 
 SECRET = "a shared secret of 32 characters"
 SMALL = {
@@ -133,13 +134,16 @@ def test_cores_elsewhere_end_when_the_front_end_is_killed(port, elsewhere):
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_cores_that_share_experts_may_be_elsewhere(port, tmp_path):
+@pytest.mark.parametrize(
+    "sizes", [{}, pytest.param({"tensor_parallel_size": 2}, marks=needs_ranks)]
+)
+def test_cores_that_share_experts_may_be_elsewhere(port, tmp_path, sizes):
     folder = make_checkpoint(tmp_path, "tiny", family="qwen3_moe", dtype="float32")
     wishes = {**SMALL, "model": str(folder), "data_parallel_rpc_port": port}
     alone = {k: v for k, v in wishes.items() if not k.startswith("data_parallel")}
     with LLM(**alone) as llm:
         expected = texts(llm)
-    wishes["enable_expert_parallel"] = True
+    wishes |= {"enable_expert_parallel": True, **sizes}
     there = headless(port, **wishes)
     try:
         with LLM(**wishes) as llm:

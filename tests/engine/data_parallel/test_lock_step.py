@@ -13,10 +13,15 @@ from quire.engine.wire.output_parts import FinishReason
 from quire.errors import EngineError, RequestError
 from quire.testing.checkpoints import make_checkpoint
 from tests.engine.launched import launch_async, launch_sync
+from tests.support.needs import needs_ranks
 
 pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 24
+RANKS = {
+    "tensor_parallel_size": 2,
+    "worker_extension_cls": "tests.executor.rank_extension.RankExtension",
+}
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +96,20 @@ def expected(folder):
         client.shutdown()
 
 
+@pytest.fixture(
+    scope="module", params=["cores", pytest.param("ranks", marks=[pytest.mark.full, *needs_ranks])]
+)
+def wishes(request):
+    """The options of two cores, with one worker each or with ranks."""
+    sizes = RANKS if request.param == "ranks" else {}
+    return {"data_parallel_size": 2, "enable_expert_parallel": True, **sizes}
+
+
 @pytest.fixture(scope="module")
-def client(folder):
+def client(folder, wishes):
     """One engine for all tests: what one does to it, it must have survived in the next."""
     before = set(psutil.Process().children(recursive=True))
-    plan = plan_of(folder, data_parallel_size=2, enable_expert_parallel=True)
+    plan = plan_of(folder, **wishes)
     found = launch_sync(plan, max_restarts=3)
     yield found
     found.shutdown()
@@ -149,6 +163,35 @@ def test_a_step_that_fails_in_one_core_costs_one_request(client, expected):
     assert found.pop(4) == expected[4][:6]
     assert found == {handle: expected[handle] for handle in range(4)}
     assert set(crowd.ends.values()) == {FinishReason.LENGTH}
+    assert client.num_restarts == num_restarts
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(("fail_with", rank, 5 + rank) for rank in (0, 1)),
+        *(
+            ("fail_inside", rank, 7 + 2 * layer + rank, layer)
+            for rank in (0, 1)
+            for layer in (0, 1)
+        ),
+    ],
+)
+def test_a_pass_that_fails_on_one_rank_costs_one_request(client, wishes, expected, call):
+    """Before its round, or in the middle of it, where the other rank waits for this one."""
+    if "tensor_parallel_size" not in wishes:
+        pytest.skip("cores with one worker have no ranks")
+    method, *given = call
+    crowd, num_restarts = Crowd(client), client.num_restarts
+    client.call(Utility("collective_rpc", (method, None, given)))
+    bad = request(4, 0)
+    bad.prompt_token_ids[:2] = [given[1]] * 2
+    crowd.add(request(0, 0), request(1, 1), request(2, 0), request(3, 1), bad)
+    found = crowd.run()
+    assert crowd.ends.pop(4) is FinishReason.ERROR
+    assert found.pop(4) == []
+    assert found == {handle: expected[handle] for handle in range(4)}
     assert client.num_restarts == num_restarts
 
 
@@ -223,8 +266,7 @@ async def _drained(client, num_requests):
 @pytest.mark.full
 @pytest.mark.anyio
 async def test_an_event_loop_hears_of_the_coordinators_death(folder, expected):
-    plan = plan_of(folder, data_parallel_size=2, enable_expert_parallel=True)
-    client = launch_async(plan)
+    client = launch_async(plan_of(folder, data_parallel_size=2, enable_expert_parallel=True))
     try:
         os.kill(client.remote.coordinator.pid, signal.SIGKILL)
         client.add_request(request(2, 1))

@@ -22,6 +22,8 @@ CELLS = {
     "nine heads drafts": "tp 3",
     "llama float32 copies": "dp 2 x tp 2",
     "mixtral float32 copies that share experts": "ep 2",
+    "mixtral float32 copies that share experts few blocks": "dp 2 x tp 2 -ep",
+    "hostile deepseek_v3 copies that share experts": "dp 2 x tp 2 -ep",
 }
 
 

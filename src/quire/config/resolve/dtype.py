@@ -171,12 +171,16 @@ def _target_bytes(d: Decisions) -> int:
     count, size = model.num_parameters, int(d.value("tensor_parallel_size"))
     if model.stored_as is not None:
         return (count - model.num_coded_parameters) * itemsize + model.coded_bytes // size
+    elsewhere = 0
     if d.value("enable_expert_parallel"):
-        own = -(-model.num_experts // d.value("data_parallel_size"))
-        count -= model.num_expert_parameters * (model.num_experts - own) // model.num_experts
+        # of what a worker of a core alone would have
+        num_workers = size * int(d.value("data_parallel_size"))
+        each, own = (-(-model.num_experts // n) for n in (size, num_workers))
+        elsewhere = model.num_expert_parameters * (each - own) // model.num_experts
+    count -= elsewhere * size
     rounded = d.value("quantization")
     if rounded is None:
-        return (count if model.rank is None else model.rank.num_parameters) * itemsize
+        return (count if model.rank is None else model.rank.num_parameters - elsewhere) * itemsize
     if d.value("rounding_rules") is not None:
         return (count - model.num_rounded_parameters) * itemsize + model.rounded_bytes // size
     table = model.vocab_size * model.hidden_size

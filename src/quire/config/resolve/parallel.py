@@ -94,17 +94,19 @@ def _decide_ray(d: Decisions, size: int, is_headless: bool) -> None:
 
 def decide_expert_parallel(d: Decisions) -> None:
     """Fix whether the experts are shared by the cores, which must then have one front end."""
-    size = d.value("data_parallel_size")
+    size, tp = d.value("data_parallel_size"), d.args.tensor_parallel_size
+    d.decide("experts_at", None, "cores that share experts are told when they start")
     if not d.args.enable_expert_parallel:
         each = "each core has all experts" if d.model.num_experts else "the model has no experts"
         d.decide("enable_expert_parallel", False, each)
         return
     if not d.model.num_experts:
         _refuse_spreading("the model has no experts to spread", "Leave it out.")
-    if size > d.model.num_experts:
+    if size > 1 and size * tp > d.model.num_experts:
+        each = f"{size} cores" if tp == 1 else f"{size} cores of {tp} workers for each layer"
+        sizes = "data_parallel_size" if tp == 1 else "data_parallel_size or tensor_parallel_size"
         _refuse_spreading(
-            f"the model has {d.model.num_experts} experts for {size} cores",
-            "Use a smaller data_parallel_size.",
+            f"the model has {d.model.num_experts} experts for {each}", f"Use a smaller {sizes}."
         )
     if d.value("data_parallel_mode") != INTERNAL and size > 1:
         _refuse_spreading(
@@ -117,7 +119,9 @@ def decide_expert_parallel(d: Decisions) -> None:
             "Give data_parallel_size_local 1 or more.",
         )
     reason = f"experts are spread over {size} cores" if size > 1 else "one core has all experts"
-    if size == 1 and d.args.tensor_parallel_size > 1:
+    if size > 1 and tp > 1:
+        reason += f", and over {tp} workers in each"
+    if size == 1 and tp > 1:
         reason = "the ranks of one core have a part of each expert"
     d.decide("enable_expert_parallel", size > 1, reason)
 

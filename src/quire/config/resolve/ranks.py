@@ -27,6 +27,8 @@ def decide_ranks(d: Decisions, is_headless: bool) -> None:
     launched = d.value("launched")
     d.decide("rank", 0 if launched is None else launched.rank % (tp * pp), "where it was made")
     _decide_executor(d, tp * pp)
+    if d.value("enable_expert_parallel"):
+        _check_spreading(d, tp * pp)
     _decide_nodes(d, tp * pp, is_headless)
 
 
@@ -135,6 +137,15 @@ def _check_launched(d: Decisions, size: int) -> None:
         raise InvalidParameter("max_stall_ms", d.args.max_stall_ms, allowed, "Leave it out.")
 
 
+def _check_spreading(d: Decisions, size: int) -> None:
+    """Raise NotBuiltYet for workers, `size` of a core, that cannot share experts with others."""
+    name = "distributed_executor_backend"
+    backend = d.value(name)
+    if backend == "ray" or (size > 1 and backend != "mp"):
+        hint = "Leave it out: the workers of cores that share experts are processes of 'mp'."
+        raise NotBuiltYet(name, backend, hint)
+
+
 def _check(d: Decisions, *sizes: tuple[str, int | str]) -> None:
     """Raise NotBuiltYet for parts of an engine that need one worker, or all layers in one place."""
     name, value = sizes[0]
@@ -143,6 +154,3 @@ def _check(d: Decisions, *sizes: tuple[str, int | str]) -> None:
         raise NotBuiltYet(name, value, hint)
     if d.value("model_impl") == "transformers":
         raise NotBuiltYet(name, value, "Use a model that Quire runs itself.")
-    if d.value("enable_expert_parallel"):
-        hint = "Cores that share experts have one worker each: leave out one of both."
-        raise NotBuiltYet(name, value, hint)

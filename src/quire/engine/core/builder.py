@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.adapter_plan import num_slots
 from quire.config.plan import EnginePlan
-from quire.distributed.expert_exchange import ExpertExchange, Group
+from quire.distributed.expert_exchange import ExpertExchange, Group, Rounds
 from quire.engine.core.core import EngineCore
 from quire.engine.core.features import CoreFeature
 from quire.engine.core.features.adapters import AdaptersOff, AdapterStore
@@ -22,7 +22,6 @@ from quire.executor.backends import find_executor
 from quire.executor.platform import Platform
 from quire.executor.uniproc import LocalWorkers
 from quire.grammar.compiler import GrammarCompiler
-from quire.models import read_spec
 from quire.models.kv_pool import SNAPSHOT_SHARE
 from quire.plugins import class_of_option
 from quire.scheduling.scheduler import Scheduler
@@ -45,7 +44,7 @@ def build_core(
     """Build scheduler, executor and core; the executor loads the model.
 
     `target` None: the device that the plan names. `group` are the cores that share the experts,
-    with expert parallelism.
+    with expert parallelism; those of ranks meet where the plan says.
     """
     exchange = _exchange(plan, group) if plan.parallel.is_lock_step else None
     return core_over(plan, open_executor(plan, target, exchange), exchange)
@@ -133,7 +132,7 @@ def core_parts(
         "log_stats": plan.serving.log_stats,
         "has_own_memory": facts.has_own_memory,
         "features": [*features, ReadyFirst(scheduler, features)] if is_alike else features,
-        "lock_step": exchange,
+        "lock_step": _rounds(plan, executor, exchange),
         "pace": None if plan.steps.max_stall_s is None else StepPace(plan.steps.max_stall_s),
     }
 
@@ -209,18 +208,28 @@ def _scheduler_class(name: str | None) -> type[Scheduler]:
     return class_of_option("scheduler_cls", name, Scheduler, hint)
 
 
-def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange:
-    if group is None:
+def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange | None:
+    """The exchange of a core's one worker; None where its ranks have theirs."""
+    if group is not None:
+        from quire.executor.ranks.rounds import exchange_of  # few cores share experts
+
+        return exchange_of(worker_config(plan), group)
+    if plan.parallel.experts_at is None:
         raise InvalidParameter(
             "enable_expert_parallel", True, "cores that share experts are processes of their own",
             "Use LLM, AsyncLLM or quire serve, which start them.",
         )  # fmt: skip
-    decoder = read_spec(plan.model.hf_config)
-    layers = [block.experts for block in decoder.blocks if block.experts is not None]
-    return ExpertExchange(
-        group,
-        num_experts=layers[0].experts,
-        num_layers=len(layers),
-        width=decoder.dim,
-        dtype=worker_config(plan).torch_dtype,
-    )
+    return None
+
+
+def _rounds(
+    plan: EnginePlan, executor: BuiltExecutor, exchange: ExpertExchange | None
+) -> Rounds | None:
+    """The rounds of a core that shares experts; None: it steps independently."""
+    if exchange is not None or not plan.parallel.is_lock_step:
+        return exchange
+    from quire.executor.ranks.multiproc import MultiprocExecutor  # cores without ranks need neither
+    from quire.executor.ranks.rounds import RoundsOfRanks
+
+    assert isinstance(executor, MultiprocExecutor), "no other executor has ranks that share experts"
+    return RoundsOfRanks(executor)

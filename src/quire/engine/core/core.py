@@ -34,7 +34,7 @@ from quire.step.columns import AnyPart, LogprobColumns, RunnerOutput
 from quire.step.plan import StepPlan
 
 if TYPE_CHECKING:
-    from quire.distributed.expert_exchange import ExpertExchange
+    from quire.distributed.expert_exchange import Rounds
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class EngineCore(CoreControl):
         *,
         depth: int = 1,
         log_stats: bool = True,
-        lock_step: ExpertExchange | None = None,
+        lock_step: Rounds | None = None,
         has_own_memory: bool = False,
         features: Sequence[CoreFeature] | None = None,
         pace: StepPace | None = None,

@@ -15,6 +15,7 @@ import msgspec
 from quire.clusters.ray_place import RayPlace
 from quire.config.plan import EnginePlan
 from quire.distributed.expert_exchange import Group
+from quire.distributed.mesh import ExpertsPlace
 from quire.engine.core.builder import build_core
 from quire.engine.core.core import EngineCore
 from quire.engine.core.worker_program import cpus_of_core, of_core
@@ -30,11 +31,6 @@ from quire.processes.child_main import ChildProgram
 from quire.processes.start_message import send_last_words
 
 logger = logging.getLogger(__name__)
-
-LONGEST_WAIT_S = 330.0
-"""Seconds that a core waits for the others of its lock-step group. The front end notices earlier
-that one of them is dead, is stopped, or has been in a turn for more than 300 s, and ends them all.
-"""
 
 
 class Builder(Protocol):
@@ -82,9 +78,20 @@ def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> En
         place = plan.parallel.ray or RayPlace()
         plan = plan.changed(ray=msgspec.structs.replace(place, group=message.ray_group))
     bind_thread(cpus_of_core(plan))
-    core = build(plan, group=_group(message) if plan.parallel.is_lock_step else None)
+    group = store = None
+    if plan.parallel.is_lock_step:
+        place = _experts_place(message)
+        fd = message.fds[-1] if message.hosts_experts else None
+        if plan.parallel.mesh.world_size == 1:
+            group = place.open_group(listener_fd=fd)
+        else:
+            plan = plan.changed(experts_at=place)
+            store = None if fd is None else place.meeting(0, fd)
+    core = build(plan, group=group)
     kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
     proc = kind(core, message, pipe)
+    if isinstance(proc, DPEngineCoreProc):
+        proc.store = store
     # workers that die while nothing is asked of them are noticed by the executor alone
     core.executor.register_failure_callback(proc.on_executor_failure)
     if message.socket_folder is not None:
@@ -99,26 +106,15 @@ def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> En
     return proc
 
 
-def _group(message: StartMessage) -> Group:
-    """The group of cores that share experts; all of them have the same incarnation number."""
-    from quire.distributed.gloo_group import GlooGroup  # imports that few cores need
-
-    name, place = f"experts-{message.incarnation}", message.addresses.experts
-    rank, size = message.engine_index, message.num_cores
-    if place is not None:
-        from quire.distributed.meeting import Meeting
-
-        host, port = place.rsplit(":", 1)
-        fd = message.fds[-1] if message.hosts_experts else None
-        meeting = Meeting.at(
-            *(host, int(port), name, rank, size),
-            is_host=not rank,
-            listener_fd=fd,
-            timeout_s=LONGEST_WAIT_S,
-        )
-        return meeting.open_gloo()
-    assert message.socket_folder is not None, "they are on the front end's machine"
-    return GlooGroup.of_file(Path(message.socket_folder) / name, rank, size, LONGEST_WAIT_S)
+def _experts_place(message: StartMessage) -> ExpertsPlace:
+    """The place of the cores that share experts; all of them have the same incarnation number."""
+    return ExpertsPlace(
+        f"experts-{message.incarnation}",
+        message.engine_index,
+        message.num_cores,
+        message.addresses.experts,
+        message.socket_folder,
+    )
 
 
 def build_warm_core(plan: EnginePlan, *, group: Group | None) -> EngineCore:
@@ -126,7 +122,8 @@ def build_warm_core(plan: EnginePlan, *, group: Group | None) -> EngineCore:
     done once.
     """
     core = build_core(plan, group=group)
-    if group is None and (plan.parallel.has_one_worker or plan.speculation is None):
+    is_free = not plan.parallel.is_lock_step
+    if is_free and (plan.parallel.has_one_worker or plan.speculation is None):
         try:
             core.executor.collective_rpc("run_first_steps", (), {})
         except Exception:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -30,6 +31,9 @@ from quire.engine.wire.messages import (
 from quire.errors import PeersLost
 from quire.processes.codec import has_input
 
+if TYPE_CHECKING:
+    from quire.distributed.meeting import Meeting
+
 ASK_AGAIN_S = 0.5
 
 FAREWELL_S = 0.5
@@ -44,6 +48,8 @@ class DPEngineCoreProc(EngineCoreProc):
         addresses = message.addresses
         assert core.lock_step is not None, "a core that steps for itself has no waves"
         assert addresses.coordinator_input and addresses.coordinator_output
+        self.store: Meeting | None = None
+        """The store at which ranks of all cores meet, where this core hosts it for them."""
         self._lock_step = core.lock_step
         self._lock_step.while_waiting = self._on_waiting
         self._to_coordinator = self._connected(zmq.PUSH, addresses.coordinator_input)

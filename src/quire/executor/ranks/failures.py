@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from quire import errors
 from quire.distributed.worker_group import ExchangeAborted
 from quire.encodable import text_of
-from quire.errors import EngineDeadError, EngineError
+from quire.errors import EngineDeadError, EngineError, PeersLost
 from quire.executor.ranks.messages import FailedTask
 from quire.step.faults import CustomCodeFailure, ProcessorFailure, RowFailures
 
@@ -29,14 +29,15 @@ def failure_of(error: BaseException) -> FailedTask:
 
 
 def cause_of(failures: Mapping[int, FailedTask]) -> Exception:
-    """The error of a task that failed on all ranks: a dead device's, else all failed rows, else
-    the first that is more than the end of an exchange.
+    """The error of a task that failed on all ranks: that of another core or a device that is gone,
+    else all failed rows, else the first that is more than the end of an exchange.
     """
     by_kind: dict[str, list[FailedTask]] = {}
     for failure in failures.values():
         by_kind.setdefault(failure.kind, []).append(failure)
-    if dead := by_kind.get(EngineDeadError.__name__):
-        return EngineDeadError(dead[0].text)
+    for kind in PeersLost, EngineDeadError:
+        if dead := by_kind.get(kind.__name__):
+            return kind(dead[0].text)
     if named := by_kind.get(RowFailures.__name__):
         return RowFailures({row: text for each in named for row, text in each.rows.items()})
     own = [each for each in failures.values() if each.kind != _ABORTED]

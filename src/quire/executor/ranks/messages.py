@@ -114,7 +114,8 @@ class RankAnswer(msgspec.Struct, frozen=True):
     """The end of a task on a rank. `serial` 0: the rank has started, and has these `facts`.
 
     A step has an `output`, and the `tokens` that other ranks need: where it `moves_rows` by its
-    results, and where stages come before. `unread`: why its results could not be read.
+    results, and where stages come before. `unread`: why its results could not be read. `waited_s`:
+    how long the rank has waited for other cores to begin the step's round.
     """
 
     serial: int
@@ -125,3 +126,4 @@ class RankAnswer(msgspec.Struct, frozen=True):
     unread: str = ""
     value: Any = None
     facts: WorkerFacts | None = None
+    waited_s: float = 0.0

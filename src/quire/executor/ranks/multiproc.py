@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.expert_exchange import LOOK_S, ExpertExchange
 from quire.distributed.mesh import Mesh
 from quire.encodable import NotEncodable
 from quire.errors import EngineDeadError, InvalidParameter
@@ -74,6 +74,12 @@ class MultiprocExecutor:
         self._serial = self._num_aborts = 0
         self._settled: dict[int, bool] = {}
         """Steps that have ended since the last task of all ranks: whether they have succeeded."""
+        self.num_steps = 0
+        """Steps with tokens that the ranks were given, each time that they were."""
+        self.while_waiting: Callable[[], None] | None = None
+        """Called repeatedly while this core waits for the end of a step, in which its ranks may
+        wait for other cores; None: they do not.
+        """
         self._launched: RemoteStep | None = None
         self._flying: deque[RemoteStep] = deque()
         """Steps that are sampled, and whose end is not known."""
@@ -178,6 +184,7 @@ class MultiprocExecutor:
 
     def _send_launch(self, step: RemoteStep) -> None:
         step.serial = self._next_serial()
+        self.num_steps += step.plan.num_tokens > 0
         encoded: dict[tuple[int, ...], Sequence[Frame]] = {}
         settled, self._settled = self._settled, {}
         for rank, link in enumerate(self._processes.links):
@@ -202,7 +209,9 @@ class MultiprocExecutor:
             answer = self._answer_of(self.mesh.sampling_rank, step.serial)
         finally:
             self._awaited_tokens = None
-        self._watch.judge.note_step(time.monotonic() - began, step.plan.num_tokens)
+        # a rank may wait for as long as other cores load, and is no slower for that
+        own_s = max(time.monotonic() - began - answer.waited_s, 0.0)
+        self._watch.judge.note_step(own_s, step.plan.num_tokens)
         self._flying.popleft()
         if answer.failure is None:
             self._succeed(step, answer)
@@ -305,15 +314,38 @@ class MultiprocExecutor:
         self._require_alive()
         if isinstance(method, str):
             check_method(self._kind, method)
+        self._end_all()
+        return self._call_idle(method, args, kwargs)
+
+    def _end_all(self) -> None:
+        """Wait until no step is in flight."""
         self._drop_launched()
         while self._flying:
             self._end_oldest()
+
+    def _call_idle(
+        self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """Call all workers while no step is in flight."""
         failures: dict[int, FailedTask] = {}
         values = self._call_all(method, args, kwargs, failures, {})
         if failures:
             self._sync({})  # who fails answers first, and ends the exchange after that
             raise cause_of(failures)
         return values
+
+    def idle_round(self, is_unfinished: bool, is_ending: bool) -> list[tuple[bool, bool]]:
+        """See `Worker.idle_round`; ranks that finish nothing of it hang, as in a step. Raises
+        PeersLost.
+        """
+        self._require_alive()
+        self._end_all()
+        self._awaited_tokens = 0
+        try:
+            found = self._call_idle("idle_round", (is_unfinished, is_ending), {})
+        finally:
+            self._awaited_tokens = None
+        return [(goes_on, all_end) for goes_on, all_end in found]
 
     def check_health(self) -> None:
         """Raise EngineDeadError when a rank is gone."""
@@ -400,7 +432,11 @@ class MultiprocExecutor:
         """Wait until a rank has said something, and take it in. Raises EngineDeadError when one is
         gone.
         """
-        for fd, _ in self._poll.poll():
+        found = []
+        if self.while_waiting is not None and (self._flying or self._awaited_tokens is not None):
+            while not (found := self._poll.poll(LOOK_S * 1000)):
+                self.while_waiting()
+        for fd, _ in found or self._poll.poll():
             rank = self._ranks[fd]
             try:
                 while (frames := self._processes.links[rank].take()) is not None:

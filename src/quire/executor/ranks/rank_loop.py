@@ -4,6 +4,9 @@ A step fails on every rank if it fails on one: who fails says so to the core, en
 its stage, and tells the next stage. At its end the workers of the last stage meet once more; only
 then do rows advance. Earlier stages advance at once, since the next chunk of a prompt may follow,
 and go back when a later task says that the step has failed; rows that sample wait for their tokens.
+
+Where cores share experts, each step with tokens is a round of theirs, on all ranks alike: a rank
+whose step fails before its pass makes a round without rows.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+import msgspec
 import torch
 
+from quire.distributed.expert_exchange import Rounds
 from quire.distributed.mesh import MeshPlace
 from quire.distributed.worker_group import ExchangeAborted
 from quire.encodable import NotEncodable
+from quire.errors import PeersLost
 from quire.executor.ranks.failures import failure_of
 from quire.executor.ranks.messages import (
     AskHostIds,
@@ -52,12 +58,17 @@ class RankLoop:
         wiring: RankWiring,
         *,
         note_done: Callable[[], None],
+        rounds: Rounds | None = None,
     ) -> None:
+        """`rounds`: those of cores that share experts; None: this one steps independently."""
         self._worker = worker
         self._place = place
         self._link, self._stages = wiring.link, wiring.stages
         self._group, self._rejoin = wiring.group, wiring.rejoin
         self._note_done = note_done
+        self._rounds = rounds
+        self._waited_s = 0.0
+        """Seconds that this rank had waited for other cores before the present step."""
         self._encoder = MessageEncoder()
         self._decoder: MessageDecoder[Task] = MessageDecoder(Task)  # type: ignore[arg-type]
         self._unsettled: dict[int, Step | NoTokens] = {}
@@ -106,6 +117,10 @@ class RankLoop:
     # steps
 
     def _step(self, task: Launch) -> None:
+        rounds = self._rounds
+        num_rounds = 0
+        if rounds is not None:
+            num_rounds, self._waited_s = rounds.num_rounds, rounds.waited_s
         is_launched = is_sent = False
         try:
             before = self._stages.receive(self._width)
@@ -129,6 +144,9 @@ class RankLoop:
                 self._stages.send_failure()
             if not is_launched:  # its changes of rows count on all ranks
                 self._worker.launch(only_changes(task.plan), None, task.tokens)
+            if rounds is not None and task.plan.num_tokens and rounds.num_rounds == num_rounds:
+                with suppress(PeersLost):  # which the next step finds
+                    rounds.idle_round(True)
             return
         if moves_rows and not self._place.samples:
             step.advance_unsampled()
@@ -156,6 +174,9 @@ class RankLoop:
         """Answer the step that has advanced the rows."""
         answer = read_step(step, serial, self._place, moves_rows=moves_rows)
         if answer is not None:
+            if self._rounds is not None:
+                waited_s = self._rounds.waited_s - self._waited_s
+                answer = msgspec.structs.replace(answer, waited_s=waited_s)
             self._answer(answer)
 
     def _fail(self, serial: int, error: BaseException) -> None:

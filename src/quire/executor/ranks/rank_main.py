@@ -14,6 +14,7 @@ from quire.executor.platform import open_platform
 from quire.executor.ranks.aside import serve_aside
 from quire.executor.ranks.messages import RankStart
 from quire.executor.ranks.rank_loop import RankLoop
+from quire.executor.ranks.rounds import exchange_of
 from quire.executor.ranks.wiring import SignsOfLife, open_signs, open_wiring
 from quire.executor.uniproc import take_torch_threads
 from quire.executor.worker_builder import build_worker
@@ -51,14 +52,23 @@ def serve_rank(
     native, _ = find_native()
     take_torch_threads(config.parallel.num_threads if native is None else 1)
     wiring = open_wiring(start, place, config.torch_dtype, config.device_type)
+    stage, at = stage_of(config, place), config.parallel.experts_at
+    exchange = None
+    if at is not None:
+        exchange = exchange_of(config, at.open_group(place.rank), place.tp_rank, stage)
+        # a rank that waits for other cores is not behind
+        exchange.while_waiting = signs.note_done
+        if wiring.group is not None:
+            exchange.give_up = wiring.group.abort
     worker = build_worker(
-        config, open_platform(config), group=wiring.group, stage=stage_of(config, place)
+        config, open_platform(config), exchange=exchange, group=wiring.group, stage=stage
     )
+    worker.rounds = exchange
     threading.Thread(
         target=serve_aside, args=(worker, wiring.aside), name="aside", daemon=True
     ).start()
     on_ready()
-    loop = RankLoop(worker, place, wiring, note_done=signs.note_done)
+    loop = RankLoop(worker, place, wiring, note_done=signs.note_done, rounds=exchange)
     try:
         loop.run()
     finally:

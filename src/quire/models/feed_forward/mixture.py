@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.expert_exchange import ExpertExchange, shares_of_experts
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError
 from quire.models.adapters.banks import AdapterBanks
@@ -172,17 +172,20 @@ class DistributedExperts:
         return grouped_mixture(h, chosen, weights, self.num_experts, self.args, self.exchange)
 
 
+ShareOfExperts = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+"""Rows [n, C], the expert of each [n], and their adapters' slots [n] -> [n, C]."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharedExperts:
-    """Experts of which each worker of a group has some, whole: `ends` are the numbers after each
-    worker's last. Every worker computes the tokens' choices among its own, and gets the results of
-    the others as they are, so that each token adds the same numbers in the order of its choice.
+    """Experts of which each worker of a group runs some, whole: `owners` [E] are their workers.
+    Every worker gets the results of the tokens' choices among its own by `share`, and those of the
+    others as they are, so that each token adds the same numbers in the order of its choice.
     """
 
-    ops: Ops
     group: WorkerGroup
-    experts: ExpertWeights
-    ends: Tensor
+    owners: Tensor
+    share: ShareOfExperts
     args: MoeArgs
     adapters: AdapterBanks | None = None
 
@@ -196,29 +199,62 @@ class SharedExperts:
         self, h: Tensor, chosen: Tensor, weights: Tensor, slots: Tensor | None = None
     ) -> Tensor:
         (num_tokens, width), top_k = h.shape, chosen.shape[1]
-        whose = torch.bucketize(chosen, self.ends, right=True)
+        whose = self.owners[chosen.long()]
         token, choice = (whose == self.group.rank).nonzero(as_tuple=True)
         rows = h[token]
-        # done here, since the op gets each choice as a mixture of one with weight 1
+        # done here, since experts get each choice as a mixture of one with weight 1
         if self.args.weighs_input:
             rows = rows * weights[token, choice, None].to(h.dtype)
             weights = torch.ones_like(weights)
         results = h.new_zeros(num_tokens, top_k, width)
-        if len(rows):
-            first = self.ends[self.group.rank] - self.experts.experts
-            own = (chosen[token, choice, None] - first).int()
-            ones = torch.ones(len(rows), 1, device=h.device)
-            args = replace(self.args, weighs_input=False)
-            with self._rows_of(None if slots is None else slots[token]):
-                results[token, choice] = self.ops.moe(rows, own, ones, self.experts, args)
+        own_slots = None if slots is None else slots[token]
+        results[token, choice] = self.share(rows, chosen[token, choice], own_slots)
         # by choice and not as sums: these are made in the order of choices, as one worker makes
         # them
         every = self.group.gather(results.flatten(1)).unflatten(2, (top_k, width))
         tokens, choices = torch.arange(num_tokens)[:, None], torch.arange(top_k)
         return weighted_sum(every[tokens, whose, choices], weights).to(h.dtype)
 
+
+@dataclass(frozen=True, slots=True)
+class OwnShare:
+    """The share of a worker that has its experts itself, of which `first` is the first."""
+
+    ops: Ops
+    experts: ExpertWeights
+    first: int
+    args: MoeArgs
+    adapters: AdapterBanks | None
+
+    def __call__(self, rows: Tensor, chosen: Tensor, slots: Tensor | None) -> Tensor:
+        """Rows [n, C], the expert of each [n], and their adapters' slots [n] -> [n, C]."""
+        if not len(rows):
+            return rows
+        own = (chosen[:, None] - self.first).int()
+        ones = torch.ones(len(rows), 1, device=rows.device)
+        with self._rows_of(slots):
+            return self.ops.moe(rows, own, ones, self.experts, self.args)
+
     def _rows_of(self, slots: Tensor | None) -> AbstractContextManager[None]:
         return nullcontext() if self.adapters is None else self.adapters.rows_of(slots)
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadShare:
+    """The share of a worker whose experts are distributed over its twins in all cores: `places` [E]
+    are their numbers in `exchange`, which takes place without rows as well.
+    """
+
+    exchange: Callable[[Tensor, list[int]], Tensor]
+    places: Tensor
+    num_places: int
+
+    def __call__(self, rows: Tensor, chosen: Tensor, slots: Tensor | None) -> Tensor:
+        """Rows [n, C], the expert of each [n]; there are no adapters -> [n, C]."""
+        own = self.places[chosen.long()]
+        order = own.argsort(stable=True)
+        counts = torch.bincount(own, minlength=self.num_places).tolist()
+        return torch.empty_like(rows).index_copy_(0, order, self.exchange(rows[order], counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +347,8 @@ class MixtureMaker:
         self, at: str, m: Moe, args: MoeArgs, group: WorkerGroup
     ) -> SharedExperts:
         """Load only this worker's experts of a mixture."""
-        bounds = [rank * m.experts // group.size for rank in range(group.size + 1)]
-        own = range(bounds[group.rank], bounds[group.rank + 1])
+        shares = shares_of_experts(m.experts, group.size)
+        own = shares[group.rank]
         self._skip_experts(at, m, own)
         experts = [f"{at}experts.{e}." for e in own]
         make = self._make
@@ -321,8 +357,9 @@ class MixtureMaker:
             parts = (*inputs_of(m), "down")
             make.adapters.add_elsewhere(f"{at}experts.{e}.{part}" for e in others for part in parts)
         packed = _experts(make, at + "experts", m, experts, is_adaptable=True)
-        ends = torch.tensor(bounds[1:], device=make.device)
-        return SharedExperts(make.ops, group, packed, ends, args, make.adapters)
+        plain = replace(args, weighs_input=False)
+        share = OwnShare(make.ops, packed, own.start, plain, make.adapters)
+        return SharedExperts(group, _owners(shares, group, make), share, args, make.adapters)
 
     def _skip_experts(self, at: str, m: Moe, own: range) -> None:
         for e in range(m.experts):
@@ -332,8 +369,8 @@ class MixtureMaker:
 
     def _spread_experts(
         self, at: str, m: Moe, args: MoeArgs, spread: ExpertExchange
-    ) -> DistributedExperts:
-        """Load only this core's experts of a mixture."""
+    ) -> DistributedExperts | SharedExperts:
+        """Load only this worker's experts of a mixture."""
         make = self._make
         self._skip_experts(at, m, spread.experts)
         here = tuple(
@@ -342,7 +379,20 @@ class MixtureMaker:
         )
         # rows are weighed before they are sent
         spread.add_layer(LocalExperts(make.ops, here, replace(args, weighs_input=False)))
-        return DistributedExperts(m.experts, spread, args)
+        group = make.group
+        if group is None:
+            return DistributedExperts(m.experts, spread, args)
+        reached = [e for share in spread.reached for e in share]
+        places = torch.zeros(m.experts, dtype=torch.int64, device=make.device)
+        places[reached] = torch.arange(len(reached), device=make.device)
+        share = SpreadShare(spread, places, len(reached))
+        return SharedExperts(group, _owners(spread.shares, group, make), share, args)
+
+
+def _owners(shares: list[range], group: WorkerGroup, make: Maker) -> Tensor:
+    """The worker of the group for each expert, where workers of all cores have these shares."""
+    owners = [rank % group.size for rank, share in enumerate(shares) for _ in share]
+    return torch.tensor(owners, device=make.device)
 
 
 def _router_logits(make: Maker, at: str, m: Moe) -> Projection:

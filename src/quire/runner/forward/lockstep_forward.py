@@ -12,7 +12,7 @@ from quire.runner.forward.forward import Forward
 
 class LockStepForward:
     """Runs `inner` inside rounds. A pass that fails first ends its round, so that it can be run
-    again in another one.
+    again in another one; before that, the wait of those who wait for this worker.
     """
 
     def __init__(self, inner: Forward, exchange: ExpertExchange) -> None:
@@ -29,6 +29,9 @@ class LockStepForward:
         self._exchange.begin(True)
         try:
             return self._inner(batch, samples_all=samples_all)
+        except BaseException as error:
+            self._exchange.give_up(f"a pass failed: {error}")
+            raise
         finally:
             self._exchange.finish()
 
