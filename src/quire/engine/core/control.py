@@ -45,6 +45,7 @@ OF_THE_CORE = {
     "abandon_update": "Call finish_weight_update() of the engine.",
     "spoil_weights": "Call finish_weight_update() of the engine.",
     "restore_update": "The engine restores an update itself after the death of a core.",
+    "idle_round": "Cores that share experts make their rounds themselves.",
 }
 """Methods of workers that the core alone calls, and what to do instead."""
 
