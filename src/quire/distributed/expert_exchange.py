@@ -53,8 +53,11 @@ class Group(Protocol):
 class Rounds(Protocol):
     """The rounds of a core as its loop has them: its own worker's, or those of its ranks."""
 
-    num_rounds: int
-    """Rounds that this core has begun."""
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that this core has begun."""
+        ...
+
     is_ending: bool
     """Whether this core is shutting down; `all_end` is set once every core is."""
     all_end: bool

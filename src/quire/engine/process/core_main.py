@@ -78,7 +78,8 @@ def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> En
         place = plan.parallel.ray or RayPlace()
         plan = plan.changed(ray=msgspec.structs.replace(place, group=message.ray_group))
     bind_thread(cpus_of_core(plan))
-    group = store = None
+    group: Group | None = None
+    store = None
     if plan.parallel.is_lock_step:
         place = _experts_place(message)
         fd = message.fds[-1] if message.hosts_experts else None

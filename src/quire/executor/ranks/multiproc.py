@@ -432,7 +432,7 @@ class MultiprocExecutor:
         """Wait until a rank has said something, and take it in. Raises EngineDeadError when one is
         gone.
         """
-        found = []
+        found: list[tuple[int, int]] = []
         if self.while_waiting is not None and (self._flying or self._awaited_tokens is not None):
             while not (found := self._poll.poll(LOOK_S * 1000)):
                 self.while_waiting()
