@@ -321,7 +321,7 @@ FREE = {
     "apply_model", "call", "check_adapter", "check_health", "get_model", "get_supported_tasks",
     "kv_cache_bytes", "profile", "reload_weights", "run_first_steps",
     "save_sharded_state", "compute_weight_checksums", "count_weight_changes", "settle_snapshot",
-    "name_origin",
+    "name_origin", "update_config",
 }  # fmt: skip
 """Methods of workers that leave what the core knows of them as it is."""
 

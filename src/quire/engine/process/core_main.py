@@ -81,13 +81,13 @@ def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> En
     group: Group | None = None
     store = None
     if plan.parallel.is_lock_step:
-        place = _experts_place(message)
+        experts_at = _experts_place(message)
         fd = message.fds[-1] if message.hosts_experts else None
         if plan.parallel.mesh.world_size == 1:
-            group = place.open_group(listener_fd=fd)
+            group = experts_at.open_group(listener_fd=fd)
         else:
-            plan = plan.changed(experts_at=place)
-            store = None if fd is None else place.meeting(0, fd)
+            plan = plan.changed(experts_at=experts_at)
+            store = None if fd is None else experts_at.meeting(0, fd)
     core = build(plan, group=group)
     kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
     proc = kind(core, message, pipe)
