@@ -129,4 +129,12 @@ inline void quantize(const E* x, int64_t count, float inverse, float low, float 
     });
 }
 
+// The same of values that the steps are of: once rounded they are within.
+template <class E>
+inline void quantize_within(const E* x, int64_t count, float inverse, int8_t* to) {
+    each(count, [&](auto lanes, int64_t i) {
+        store_bytes(to + i, mul(get(lanes, x + i), splat(inverse)));
+    });
+}
+
 }  // namespace quire::QUIRE_LEVEL

@@ -348,8 +348,8 @@ inline void pack_bytes(const PackQuantizedArgs& a, const PanelOutputs& outputs, 
             const int64_t left = w.in - k, inputs = left < of_tile ? left : of_tile;
             if (inputs < of_tile) __builtin_memset(tile, 0, sizeof tile);
             for (int64_t i = 0; i < count; ++i)
-                quantize(row_of<E>(a.source, first + lane + i, 0) + k, inputs, steps[i].inverse,
-                         -127, 127, tile + i * of_tile);
+                quantize_within(row_of<E>(a.source, first + lane + i, 0) + k, inputs,
+                                steps[i].inverse, tile + i * of_tile);
             uint8_t* place = to + k / kFour * kByteLine + lane * kFour;
             if (count == kTile && inputs == of_tile) {
                 transpose_tile(reinterpret_cast<uint8_t*>(tile), of_tile, place, kByteLine,
