@@ -161,6 +161,38 @@ def test_a_restarted_core_reads_the_files_that_the_one_before_was_told_of(folder
     core.shutdown()
 
 
+FORMAT = {"load_config": {"load_format": "safetensors"}}
+
+
+def folder_of(name):
+    return {"model_config": {"model": name}}
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ([folder_of("b"), FORMAT], [folder_of("b"), FORMAT]),
+        ([FORMAT, folder_of("b")], [folder_of("b")]),
+        ([FORMAT, folder_of("b"), FORMAT], [folder_of("b"), FORMAT]),
+        ([folder_of("b"), "a"], ["a"]),
+        ([folder_of("b"), "a", folder_of("c")], [folder_of("c")]),
+        ([FORMAT, "a", FORMAT], ["a", FORMAT]),
+    ],
+)
+def test_a_restarted_core_reads_the_files_that_were_named_last(told, kept):
+    state = ControlState()
+    for each in told:
+        given = ("reload_weights", None, [None, each], {})
+        if not isinstance(each, str):
+            given = ("update_config", None, [each], {})
+        state.note(Utility("collective_rpc", given), [None])
+    assert [call.args[2][-1] for call in state.replay()] == kept
+    assert all(
+        call.args[3] == ({"is_restored": True} if call.args[0] == "update_config" else {})
+        for call in state.replay()
+    )
+
+
 def test_a_restarted_core_is_told_of_the_folder_again():
     state = ControlState()
     for method, kwargs in (("reload_weights", {"weights_path": "a"}), ("kv_cache_bytes", {"b": 1})):

@@ -39,6 +39,11 @@ from quire.engine.wire.messages import AdapterRef
 from quire.errors import InvalidParameter, InvalidType
 from quire.lora.request import LoRARequest
 
+_LOADED, _FOLDER, _FORMAT = "weights", "folder of weights", "format of weights"
+"""Names of the last calls that have loaded weights, and that have said where they are read from:
+their folder, and the format of its files alone.
+"""
+
 
 def _place_of_weights(
     method: str | Callable[..., Any],
@@ -50,9 +55,9 @@ def _place_of_weights(
     if method == "finish_weight_update":
         return UPDATED
     if method == "update_config":
-        return "files of weights"
+        return _FOLDER if _names_folder(args, kwargs) else _FORMAT
     is_told = method == "reload_weights" and (args or kwargs)
-    return "weights" if is_told else None
+    return _LOADED if is_told else None
 
 
 def _replayed(
@@ -67,11 +72,27 @@ def _replayed(
     return method, timeout, args, {**(kwargs or {}), **more}
 
 
-def _forgotten(method: str | Callable[..., Any], *_: Any) -> tuple[Hashable, ...]:
-    """Weights that are read from files are no longer those of an update."""
+def _forgotten(
+    method: str | Callable[..., Any],
+    timeout: float | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> tuple[Hashable, ...]:
+    """Weights that are read from files are no longer those of an update. A call that names files
+    takes the place of earlier ones, and comes after those that it goes on from.
+    """
     if method == "reload_weights":
-        return UPDATED, SPOILED
+        path = args[1] if len(args) > 1 else (kwargs or {}).get("weights_path")
+        files = () if path is None else (_FOLDER, _FORMAT)
+        return UPDATED, SPOILED, *files, *((_LOADED,) if args or kwargs else ())
+    if method == "update_config":
+        return (_FOLDER, _FORMAT, _LOADED) if _names_folder(args, kwargs) else (_FORMAT,)
     return (SPOILED,) if method == "finish_weight_update" else ()
+
+
+def _names_folder(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether the overrides of `update_config`, which has succeeded, name a folder."""
+    return "model_config" in (args[0] if args else (kwargs or {})["overrides"])
 
 
 class WorkerVerbs:

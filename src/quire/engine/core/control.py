@@ -307,7 +307,8 @@ class CoreControl(AdapterVerbs, CoreWeights, UnbuiltCoreMethods, ABC):
             for name, value in (kwargs or {}).items()
         }
         results = self.executor.collective_rpc(method, tuple(args), given)
-        if method == "reload_weights" or "is_restored" in given:  # where it fails nothing changes
+        has_read = method == "update_config" and given.get("is_restored")
+        if method == "reload_weights" or has_read:  # where it fails nothing changes
             self._reloaded()
         if method not in LEAVE_WEIGHTS:
             self._weights_may_differ()
