@@ -151,7 +151,7 @@ def test_weights_in_another_form_are_patched_in_those_of_the_files(plain, wishes
 
 
 def test_values_between_patches_have_to_be_known(plain):
-    """Of weights that were given without a file, and of random ones."""
+    """Weights that came without files, or whose files have changed, are refused."""
     module = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     llm = opened(plain, "sparse_nccl", quantization="int8")
     sender = joined(llm)
@@ -162,6 +162,13 @@ def test_values_between_patches_have_to_be_known(plain):
         sender.send_weights(patched(module, 1))
     assert llm.compute_weight_checksums() == before
     llm.collective_rpc("reload_weights", kwargs={"weights_path": str(plain)})
+    sender.send_weights(patched(module, 2))
+    llm.start_weight_update()
+    model.load_weights([(name, tensor + 0.01) for name, tensor in module.named_parameters()])
+    llm.finish_weight_update()
+    with pytest.raises(WeightUpdateError, match="these weights are of none"):
+        sender.send_weights(patched(module, 1))
+    llm.collective_rpc("reload_weights")
     sender.send_weights(patched(module, 2))
     before = llm.compute_weight_checksums()
     file = plain / "model.safetensors"

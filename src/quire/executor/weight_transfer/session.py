@@ -111,6 +111,8 @@ class WorkerWeights:
         self.files, self._loaded_at = files, 0.0
         self._patched: PatchedWeights | None = None
         """The weights that patches change; None: none have come since they were loaded."""
+        self._num_patched = 0
+        """Number of tensors with patches in this session."""
         self._engine: WeightTransferEngine | None = None
         self._update: WeightUpdate | None = None
         self._is_session = False
@@ -170,7 +172,7 @@ class WorkerWeights:
         # a session begins with whole weights
         self._end_loading()
         self._update = self._begin(is_draft)
-        self._is_session = True
+        self._is_session, self._num_patched = True, 0
         if self._engine is not None:
             self._engine.start_weight_update()
 
@@ -196,6 +198,8 @@ class WorkerWeights:
         report = self._update.finish()
         self._is_session, self._update, self.mixture = False, None, None
         self._is_prepared = report.num_tensors > 0
+        if report.num_tensors > self._num_patched and not self._is_draft:
+            self.are_of(None)  # some have come whole
         return report.num_tensors
 
     def commit(self, token: str = "") -> None:
@@ -297,7 +301,9 @@ class WorkerWeights:
         assert self._update is not None, "a session has begun"
         if self._patched is None:
             self._patched = PatchedWeights(self._update.plan, self.files, self._loaded_at)
-        return self._patched.tensors(patches)
+        for tensors in self._patched.tensors(patches):
+            self._num_patched += len(tensors)
+            yield tensors
 
     def settle(self) -> None:
         """End what `load` has begun without a session, before the weights are used. Raises
