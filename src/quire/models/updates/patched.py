@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from quire.distributed.named_tensors import TensorMeta, TensorPatch
 from quire.errors import LoadError, WeightMismatch, WeightUpdateError
 from quire.models.loading.load_formats import WeightFiles
+from quire.models.loading.model_parts import Part
 from quire.models.loading.readers.dtype_names import dtype_name
 from quire.models.updates.current import current_tensors
 from quire.models.updates.plan import PieceFacts, UpdatePlan
@@ -30,7 +31,7 @@ _NO_FILES = (
 
 
 class PatchedWeights:
-    """The weights of a model, from which on patches have come.
+    """The weights of a model that patches change.
 
     Invariant: `_earlier` has the patches of updates that all workers have ended, for what is not
     read back from the model.
@@ -45,8 +46,7 @@ class PatchedWeights:
         self._plan = plan
         self._open_files = open_files
         self._loaded_at = loaded_at
-        self._is_readable: dict[int, bool] = {}
-        """Whether the values of a piece, by its number, can be read back."""
+        self._is_readable: dict[PieceFacts, bool] = {}
         self._earlier: dict[str, TensorPatch] = {}
         self._new: dict[str, TensorPatch] = {}
 
@@ -54,24 +54,32 @@ class PatchedWeights:
         """The tensors of each piece that patches change, with those that change together with
         them; `commit` says that all workers have loaded them.
 
-        Raises at once WeightMismatch for a name or a shape that is not one of the model's,
-        LoadError for another type than that of the files, WeightUpdateError where values are needed
-        and are in no files, or in files that have changed.
+        Raises before the first ones WeightMismatch for a name or a shape that is not one of the
+        model's, LoadError for another type than that of the files, WeightUpdateError where values
+        are needed and are in no files, or in files that have changed.
         """
         self._new = {}
         given = self._by_name(patches)
         old = dict(self._plan.model.named_parts())
-        touched: list[tuple[PieceFacts, bool]] = []
-        for number, piece in enumerate(self._plan.pieces):
-            if not given.keys().isdisjoint(_names_of(piece)):
-                if number not in self._is_readable:
-                    found = current_tensors(self._plan, piece, old)
-                    self._is_readable[number] = found is not None
-                touched.append((piece, self._is_readable[number]))
-        from_files = [piece for piece, is_readable in touched if not is_readable]
-        if from_files:
-            self._check_files(from_files, given)
-        return self._patched(touched, given)
+        touched = [p for p in self._plan.pieces if not given.keys().isdisjoint(_names_of(p))]
+        from_files = [piece for piece in touched if not self._can_read(piece, old)]
+        with ExitStack() as stack:
+            files: WeightFiles | None = None
+            if from_files:
+                if self._open_files is None:
+                    raise WeightUpdateError(_NO_FILES)
+                files = stack.enter_context(closing(self._open_files()))
+                self._check_files(files, from_files, given)
+            for piece in touched:
+                if files is not None and piece in from_files:
+                    tensors = self._of_files(files, piece, given)
+                elif (found := current_tensors(self._plan, piece, old)) is not None:
+                    tensors = found
+                else:
+                    raise WeightUpdateError(_NO_FILES)
+                for name in tensors.keys() & given.keys():
+                    _apply(given[name], tensors[name])
+                yield tensors
 
     def commit(self) -> None:
         """All workers have loaded the tensors of the last patches."""
@@ -93,61 +101,52 @@ class PatchedWeights:
             found.setdefault(place.part, []).append(patch)
         return {name: _merged(each) for name, each in found.items()}
 
-    def _check_files(self, pieces: Sequence[PieceFacts], given: Mapping[str, TensorPatch]) -> None:
-        if self._open_files is None:
-            raise WeightUpdateError(_NO_FILES)
-        with closing(self._open_files()) as files:
-            names = [name for piece in pieces for name in _names_of(piece)]
-            for file in {files.entries[name].file: None for name in names if name in files.entries}:
-                if _changed_at(file) > self._loaded_at:
-                    raise WeightUpdateError(
-                        f"{file} has changed since the weights were loaded from it, and patches "
-                        "need the values of before: reload the weights first."
-                    )
-            for name in (name for name in names if name in given):
-                if name not in files.entries:
-                    raise WeightMismatch(f"{name} is not in the files of the checkpoint.")
-                kind, stored = dtype_name(given[name].meta.dtype), files.entries[name].dtype
-                if kind != stored:
-                    raise LoadError(
-                        f"{name} came as {kind}, and the files of the checkpoint have it as "
-                        f"{stored}: patches of weights in another form have the type of the files."
-                    )
+    def _can_read(self, piece: PieceFacts, old: Mapping[str, Part]) -> bool:
+        """Whether the values of a piece can be read back."""
+        if piece not in self._is_readable:
+            self._is_readable[piece] = current_tensors(self._plan, piece, old) is not None
+        return self._is_readable[piece]
 
-    def _patched(
-        self, touched: Sequence[tuple[PieceFacts, bool]], given: Mapping[str, TensorPatch]
-    ) -> Iterator[dict[str, Tensor]]:
-        for piece, is_readable in touched:
-            if is_readable:
-                tensors = current_tensors(self._plan, piece, dict(self._plan.model.named_parts()))
-                if tensors is None:
-                    raise WeightUpdateError(_NO_FILES)
-            else:
-                tensors = self._of_files(piece, given)
-            for name in tensors.keys() & given.keys():
-                _apply(given[name], tensors[name])
-            yield tensors
+    def _check_files(
+        self, files: WeightFiles, pieces: Sequence[PieceFacts], given: Mapping[str, TensorPatch]
+    ) -> None:
+        names = [name for piece in pieces for name in _names_of(piece)]
+        for file in {files.entries[name].file: None for name in names if name in files.entries}:
+            if _changed_at(file) > self._loaded_at:
+                raise WeightUpdateError(
+                    f"{file} has changed since the weights were loaded from it, and patches "
+                    "need the values of before: reload the weights first."
+                )
+        for name in (name for name in names if name in given):
+            if name not in files.entries:
+                raise WeightMismatch(f"{name} is not in the files of the checkpoint.")
+            kind, stored = dtype_name(given[name].meta.dtype), files.entries[name].dtype
+            if kind != stored:
+                raise LoadError(
+                    f"{name} came as {kind}, and the files of the checkpoint have it as "
+                    f"{stored}: patches of weights in another form have the type of the files."
+                )
 
-    def _of_files(self, piece: PieceFacts, given: Mapping[str, TensorPatch]) -> dict[str, Tensor]:
+    def _of_files(
+        self, files: WeightFiles, piece: PieceFacts, given: Mapping[str, TensorPatch]
+    ) -> dict[str, Tensor]:
         """The tensors of a piece before the new patches, which are noted."""
-        assert self._open_files is not None, "looked at before"
         found = {}
-        with closing(self._open_files()) as files:
-            for name in (name for name in _names_of(piece) if name in files.entries):
-                tensor = files.read(name)
-                earlier, new = self._earlier.get(name), given.get(name)
-                if earlier is not None or new is not None:
-                    tensor = tensor.clone()  # the file's pages are not written
-                if earlier is not None:
-                    _apply(earlier, tensor)
-                if new is not None:
-                    self._new[name] = _kept(earlier, new, tensor)
-                found[name] = tensor
+        for name in (name for name in _names_of(piece) if name in files.entries):
+            tensor = files.read(name)
+            earlier, new = self._earlier.get(name), given.get(name)
+            if earlier is not None or new is not None:
+                tensor = tensor.clone()  # the file's pages are not written
+            if earlier is not None:
+                _apply(earlier, tensor)
+            if new is not None:
+                self._new[name] = _kept(earlier, new, tensor)
+            found[name] = tensor
         return found
 
 
 def _changed_at(file: Path) -> float:
-    """The time at which a file was written, or put into its place."""
+    """The time at which a file was written, or put into its place; infinite where it is gone."""
     try:
         return file.stat().st_ctime
     except OSError:
