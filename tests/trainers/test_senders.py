@@ -336,7 +336,7 @@ def reductions_pair():
 
 
 def test_a_pair_of_a_gpu_is_opened_on_the_workers_own(monkeypatch):
-    """With a function in place of torch's, as no GPU is here."""
+    """A function stands in for torch's, since no GPU is here."""
     opened_with = []
 
     def rebuild_cuda_tensor(*given):
@@ -351,6 +351,11 @@ def test_a_pair_of_a_gpu_is_opened_on_the_workers_own(monkeypatch):
     _, given = reductions_pair()
     found = memory_engine._of_gpu({"GPU-1": (rebuild_cuda_tensor, given)}, torch.device("cuda"))
     assert found.tolist() == [0, 1] and opened_with == [(*given[:6], 7, b"h")]
-    for handle in ({"GPU-2": (rebuild_cuda_tensor, given)}, {"GPU-1": (os.getcwd, given)}):
+    for handle in (
+        {"GPU-2": (rebuild_cuda_tensor, given)},
+        {"GPU-1": (os.getcwd, given)},
+        {"GPU-1": ["rebuild_cuda_tensor", given]},
+        {"GPU-1": (rebuild_cuda_tensor, 1)},
+    ):
         with pytest.raises(InvalidParameter, match="ipc_handles"):
             memory_engine._of_gpu(handle, torch.device("cuda"))

@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -148,7 +149,11 @@ def _of_gpu(handle: Mapping[str, Any], device: torch.device) -> Tensor:
         allowed = f"one for the worker's GPU, {gpu}: a function of torch and its arguments"
         raise InvalidParameter(_HANDLES, list(handle), allowed)
     rebuild, given = pair
-    if (rebuild.__module__, rebuild.__qualname__) != _REBUILDER or len(given) <= _DEVICE:
+    is_known = (
+        isinstance(rebuild, FunctionType)
+        and (rebuild.__module__, rebuild.__qualname__) == _REBUILDER
+    )
+    if not is_known or not isinstance(given, list | tuple) or len(given) <= _DEVICE:
         allowed = f"{_REBUILDER[1]} of torch, as reduce_tensor gives it, and its arguments"
         raise InvalidParameter(_HANDLES, repr(rebuild), allowed)
     # the trainer may see this GPU under another number
