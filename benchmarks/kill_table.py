@@ -44,10 +44,10 @@ def runs(moments: int) -> dict[str, Callable[[], table.Row]]:
         "rank-kill-ahead": lambda: asyncio.run(table.signal_ranks(kill, few, **ahead)),
         "rank-stop-ahead": lambda: asyncio.run(table.signal_ranks(stop, few, **ahead)),
         "rank-kill-experts": lambda: asyncio.run(
-            table.signal_ranks_that_share_experts(kill, moments // 2, tensor_parallel_size=2)
+            table.signal_ranks(kill, moments // 2, tensor_parallel_size=2, shares_experts=True)
         ),
         "rank-stop-experts": lambda: asyncio.run(
-            table.signal_ranks_that_share_experts(stop, few, tensor_parallel_size=2)
+            table.signal_ranks(stop, few, tensor_parallel_size=2, shares_experts=True)
         ),
         "experts-kill": lambda: asyncio.run(table.kill_one_that_shares_experts(few)),
         "coordinator-kill": lambda: asyncio.run(

@@ -44,7 +44,7 @@ def test_streams_survive_a_rank(how, sizes):
 @pytest.mark.full
 @pytest.mark.skipif(find_native()[0] is None, reason="ranks exchange by native code")
 def test_streams_survive_a_rank_of_a_core_that_shares_experts(how):
-    row = asyncio.run(table.signal_ranks_that_share_experts(how, 1, tensor_parallel_size=2))
+    row = asyncio.run(table.signal_ranks(how, 1, tensor_parallel_size=2, shares_experts=True))
     assert_sound(row)
     assert row.num_restarts == 2  # of both cores
 

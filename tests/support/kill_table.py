@@ -231,16 +231,27 @@ async def signal_cores(
 
 
 async def signal_ranks(
-    how: signal.Signals, num_moments: int, *, seed: int = 0, **sizes: int
+    how: signal.Signals,
+    num_moments: int,
+    *,
+    shares_experts: bool = False,
+    seed: int = 0,
+    **sizes: int,
 ) -> Row:
-    """Send a signal to a rank of the core's model, another one each time, at random moments."""
+    """Send a signal to a rank of the core's model, another one each time, at random moments.
+    shares_experts: the core is one of two that share experts.
+    """
     pick = random.Random(seed)
     words = ", ".join(
         name if size is True else f"{name.split('_')[0]} {size}" for name, size in sizes.items()
     )
-    row = Row(f"a rank of {words}, {how.name}")
-    with _no_leaks(row):
-        streams = Streams(**sizes)
+    whose = f"{words} of one of 2 that share experts" if shares_experts else words
+    row = Row(f"a rank of {whose}, {how.name}")
+    with _no_leaks(row), tempfile.TemporaryDirectory() as folder:
+        made = None
+        if shares_experts:
+            made = make_checkpoint(folder, "tiny", "qwen3_moe", dtype="float32")
+        streams = Streams(2 if shares_experts else 1, made, **sizes)
 
         def victim(index: int) -> int:
             return _rank_of(streams.client.core_status(index).pid, pick)
@@ -255,24 +266,6 @@ def _rank_of(core: int, pick: random.Random) -> int:
     ranks = [each for each in children if each.name().startswith("QuireWorker-")]
     ranks.sort(key=lambda each: each.name())
     return ranks[pick.randrange(len(ranks))].pid
-
-
-async def signal_ranks_that_share_experts(
-    how: signal.Signals, num_moments: int, *, seed: int = 0, **sizes: int
-) -> Row:
-    """Send a signal to a rank of one of two cores that share experts, at random moments."""
-    pick = random.Random(seed)
-    words = ", ".join(f"{name.split('_')[0]} {size}" for name, size in sizes.items())
-    row = Row(f"a rank of {words} of one of 2 that share experts, {how.name}")
-    with _no_leaks(row), tempfile.TemporaryDirectory() as folder:
-        made = make_checkpoint(folder, "tiny", "qwen3_moe", dtype="float32")
-        streams = Streams(2, made, **sizes)
-
-        def victim(index: int) -> int:
-            return _rank_of(streams.client.core_status(index).pid, pick)
-
-        await _strike(row, streams, pick, num_moments, victim, how)
-    return row
 
 
 async def kill_one_that_shares_experts(
