@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from quire.trainers.sources import described
 from tests.executor.test_shared_adapters import make_adapter
 from tests.server.serve_process import command_of
 from tests.trainers.deaths import SHAPE, Source
+from tests.trainers.framework_calls import free_port
 
 Step = Callable[[], Awaitable[Any]]
 
@@ -219,17 +219,9 @@ async def core_starts(folders: list[Path], known: Any, wait_s: float) -> bool:
 
 async def server_starts(folders: list[Path], known: Any) -> bool:
     """A trainer that calls a server while it starts, until a call is answered."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    options = (
-        "--enable-admin",
-        "--api-key",
-        "key",
-        "--weight-transfer-config",
-        '{"backend": "ipc"}',
-    )
-    command = command_of(str(folders[0]), *options)
+    port = str(free_port())
+    options = ("--enable-admin", "--api-key", "key", "--weight-transfer-config")
+    command = command_of(str(folders[0]), *options, '{"backend": "ipc"}')
     command[command.index("--port") + 1] = port
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     client = HTTPWeightSyncClient(f"http://127.0.0.1:{port}", api_key="key")

@@ -56,8 +56,13 @@ def module_of(folder: Path) -> Any:
 
 def difference(folder: Path, completion: Any) -> float:
     """See `compared`."""
-    mine = [next(iter(p.values())).logprob for p in completion.logprobs]
-    return compared(folder, list(completion.token_ids), mine)
+    return compared(folder, *answer(completion))
+
+
+def answer(completion: Any) -> tuple[list[int], list[float]]:
+    """The tokens and their log-probabilities."""
+    logprobs = [next(iter(p.values())).logprob for p in completion.logprobs]
+    return list(completion.token_ids), logprobs
 
 
 def compared(folder: Path, ids: list[int], mine: list[float]) -> float:
@@ -87,9 +92,7 @@ def started(folder: Path, max_tokens: int) -> tuple[list[int], list[float]]:
     with LLM(str(folder), **wishes) as llm:
         prompt = {"prompt_token_ids": PROMPT}
         [output] = llm.generate([prompt], params(max_tokens), use_tqdm=False)
-    [completion] = output.outputs
-    mine = [next(iter(p.values())).logprob for p in completion.logprobs]
-    return list(completion.token_ids), mine
+    return answer(output.outputs[0])
 
 
 def params(max_tokens: int = 6) -> Any:
