@@ -62,8 +62,9 @@ print(torch.zeros(1).item())
     assert printed(code) == ["True", "0.0"]
 
 
-def test_libraries_that_do_not_load_are_left_to_who_asks():
+def test_libraries_and_modules_that_do_not_load_are_left_to_who_asks():
     code = """
+sys.modules["_lzma"] = None
 import quire.hardware.torch_library as ahead
 ahead._LIBRARIES = ("libtorch_nowhere.so", "libtorch_python.so")
 ahead.load_torch_ahead()

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from quire.hardware.native import find_native
@@ -40,8 +41,7 @@ def load_torch_ahead() -> None:
     if native is None or spec is None or not spec.submodule_search_locations:
         return
     # the loader of libraries has one lock: later all these would wait for torch's
-    for name in _FIRST:
-        importlib.import_module(name)
+    _import(_FIRST)
     with contextlib.suppress(OSError):
         open_driver()
     folder = Path(spec.submodule_search_locations[0]) / "lib"
@@ -58,9 +58,7 @@ def wait_for_torch() -> None:
     would not.
     """
     if "torch" not in sys.modules:
-        with contextlib.suppress(ImportError):  # of torch's own another release has others
-            for name in _MEANWHILE:
-                importlib.import_module(name)
+        _import(_MEANWHILE)
     wait_for_libraries()
 
 
@@ -69,3 +67,10 @@ def wait_for_libraries() -> None:
     native, _ = find_native()
     if native is not None:
         native.wait_for_libraries()
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
+        # a Python may have been built without lzma, and another release of torch has other modules
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
