@@ -109,8 +109,11 @@ class CpuRuntime:
         apart.
         """
         self._place = place
-        yield
-        assert self._place is None, "no op has had a result of this shape"
+        try:
+            yield
+            assert self._place is None, "no op has had a result of this shape"
+        finally:
+            self._place = None
 
     def weight_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Zeroed memory for a packed weight, or what it may replace. Raises MemoryError, or
