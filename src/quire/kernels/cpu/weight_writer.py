@@ -15,7 +15,7 @@ from quire.kernels.cpu.linear_ops import CpuLinear
 from quire.kernels.cpu.runtime import CpuRuntime
 
 _SLICE_BYTES = 4 << 20
-"""Smaller tensors are looked at by the calling thread alone."""
+"""Smaller tensors are looked at by the calling thread alone, and written by torch."""
 
 
 class CpuWeightWriter:
@@ -82,8 +82,8 @@ class TableRows:
         """See `RowWriter`."""
         context = self._runtime.single if is_slice else self._runtime.context
         rows, to = rows.contiguous(), self._table[first : first + rows.shape[0]]
-        scanned = self._kind, rows.data_ptr(), rows.nbytes, False, to.data_ptr()
-        has_nan, _ = context.scan(*scanned)
+        assert rows.nbytes == to.nbytes, "bytes are copied as they are"
+        has_nan, _ = context.scan(self._kind, rows.data_ptr(), rows.nbytes, False, to.data_ptr())
         return bool(has_nan)
 
 
