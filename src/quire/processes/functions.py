@@ -1,5 +1,5 @@
-"""Functions for cores in other processes, where QUIRE_ALLOW_INSECURE_SERIALIZATION=1 allows them,
-and pickled values of trainers, where it does.
+"""Functions for cores in other processes, and pickled values of trainers: both where
+QUIRE_ALLOW_INSECURE_SERIALIZATION=1 allows them.
 
 Reading a function runs code that the sender chose, so both ends must have been started with that
 variable. It is the one place of the package that unpickles.
@@ -51,7 +51,7 @@ def unpack_function(data: bytes) -> Callable[..., Any]:
 
 
 def unpickle_values(data: bytes, is_known: Callable[[str, str], bool]) -> Any:
-    """Unpickle plain values, and the objects of a module and a name that `is_known`.
+    """Unpickle plain values, and objects whose module and name `is_known` accepts.
     Raises ValueError where nothing may be unpickled, for another object, and for damaged data.
     """
     if not may_send_functions():

@@ -40,7 +40,7 @@ def plan(step_id, rows):
 
 
 def answers_after(rounds, *tasks, begins_round):
-    """What a rank answers to steps that fail, before their pass or in it."""
+    """A rank answers steps that fail, before their pass or in it."""
     ours, theirs = socket.socketpair()
     spare, other = socket.socketpair()
     other.close()

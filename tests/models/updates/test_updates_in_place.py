@@ -256,7 +256,7 @@ def test_faults_that_show_while_rows_are_written_leave_a_torn_model(checkpoints)
 @pytest.mark.parametrize("recipe", [UNQUANTIZED, RECIPES["int8"]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_tied_head_has_to_equal_the_embedding(checkpoints, recipe, dtype, monkeypatch):
-    """Which is read from the model, unless it was converted."""
+    """The embedding is read from the model, unless it was converted."""
     monkeypatch.setattr(plan, "_READ_BYTES", 1000)
     made = checkpoints["gemma"]
     ops, writer, _, model = native_models(made, recipe)

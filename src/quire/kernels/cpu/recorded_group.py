@@ -69,7 +69,8 @@ class RecordedGroup:
         runtime, group = self._runtime, self._group
         if runtime.program is None or not isinstance(group, SharedGroup):
             return None
-        # the next meeting comes when the first worker has read these: before ids go to the others
+        # nobody writes here before all have met again: for the ids, which the first worker draws
+        # from what it reads here
         whole = group.board(num_rows, self.size, width)
         runtime.keep(num_rows, whole)
         with runtime.result_in(whole[:, self.rank]):

@@ -213,8 +213,9 @@ class WeightUpdate:
         piece.checked.add(found.part)
 
     def _needs_fingerprint(self, found: Found, given: Tensor | RowStack) -> bool:
-        """Whether a tensor is an embedding that a head may have to equal, and whose values are not
-        in the model as they came, where they are read again if a head comes, too.
+        """Whether the fingerprint of an embedding is needed now: a head may have to equal it, and
+        the model does not get its values as they came. Where it does, note that they are read from
+        it again if a head comes, too.
         """
         if not (self._names.is_embedding(found.stored) and self._names.has_tied_head):
             return False
