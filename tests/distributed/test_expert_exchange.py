@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from quire.distributed import expert_exchange
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.gloo_group import GlooGroup
 from quire.errors import PeersLost
@@ -45,7 +46,7 @@ class ThreadGroup:
     def all_gather(self, values, while_waiting):
         return self.board.swap(self.rank, list(values))
 
-    def all_to_all(self, sent, to_each, from_each):
+    def all_to_all(self, sent, to_each, from_each, while_waiting):
         found = self.board.swap(self.rank, sent.split(to_each))
         received = [parts[self.rank] for parts in found]
         assert [len(part) for part in received] == from_each
@@ -57,13 +58,17 @@ def expert(layer, index, rows):
     return torch.stack([WEIGHTS[layer, index] @ row for row in rows])
 
 
+def layer_alone(layer, x):
+    choice = route(x @ ROUTERS[layer].T, ROUTE_ARGS)
+    return mixture(
+        x, *choice, EXPERTS, ARGS, lambda index, rows, _: expert(layer, index, rows)
+    ).tanh()
+
+
 def alone(x):
     """All layers on one core."""
     for layer in range(LAYERS):
-        choice = route(x @ ROUTERS[layer].T, ROUTE_ARGS)
-        x = mixture(
-            x, *choice, EXPERTS, ARGS, lambda index, rows, _, at=layer: expert(at, index, rows)
-        ).tanh()
+        x = layer_alone(layer, x)
     return x
 
 
@@ -240,13 +245,41 @@ def test_cores_in_different_rounds_are_found_out():
     assert together(2, ahead, behind) == [None, None]
 
 
-def test_a_gloo_group_whose_others_stay_away_gives_up(tmp_path):
+def test_experts_show_that_they_go_on_with_many_rows(monkeypatch):
+    monkeypatch.setattr(expert_exchange, "_ROWS", 2)
+    many, pieces = inputs(9)[0], []
+
+    def of_many(group):
+        return Core(group).forward(many)
+
+    def idle(group):
+        core = Core(group)
+        core.exchange.note_done = lambda: pieces.append(1)
+        assert core.exchange.idle_round(False) is True
+
+    found, _ = together(2, of_many, idle)
+    assert torch.equal(found, alone(many))
+    theirs = range(EXPERTS // 2, EXPERTS)
+    x, expected = many, 0
+    for layer in range(LAYERS):
+        chosen, _ = route(x @ ROUTERS[layer].T, ROUTE_ARGS)
+        expected += sum(-(-int((chosen == each).sum()) // 2) for each in theirs)
+        x = layer_alone(layer, x)
+    assert len(pieces) == expected
+
+
+def exchange_rows(group, while_waiting):
+    return group.all_to_all(torch.zeros(2, 1, dtype=torch.uint8), [1, 1], [1, 1], while_waiting)
+
+
+@pytest.mark.parametrize("wait", [lambda group, call: group.all_gather([1], call), exchange_rows])
+def test_a_gloo_group_whose_others_stay_away_gives_up(tmp_path, wait):
     calls = []
 
     def waits(_):
         group = GlooGroup.of_file(tmp_path / "group", 0, 2, 1.0)
         with pytest.raises(PeersLost, match="silent"):
-            group.all_gather([1], lambda: calls.append(1))
+            wait(group, lambda: calls.append(1))
         ready.set()
 
     def silent(_):

@@ -34,6 +34,9 @@ RunExpert = Callable[[int, Tensor], Tensor]
 LOOK_S = 0.5
 """Interval in which a waiting core calls `while_waiting`, in seconds."""
 
+_ROWS = 1024
+"""Rows that an expert computes before its core is seen to have gone on."""
+
 _UNFINISHED, _ENDING = 1, 2
 
 
@@ -47,7 +50,13 @@ class Group(Protocol):
     def all_gather(
         self, values: Sequence[int], while_waiting: Callable[[], None]
     ) -> list[list[int]]: ...
-    def all_to_all(self, sent: Tensor, to_each: list[int], from_each: list[int]) -> Tensor: ...
+    def all_to_all(
+        self,
+        sent: Tensor,
+        to_each: list[int],
+        from_each: list[int],
+        while_waiting: Callable[[], None],
+    ) -> Tensor: ...
 
 
 class Rounds(Protocol):
@@ -103,6 +112,10 @@ class ExpertExchange:
         self.all_end = False
         self.while_waiting: Callable[[], None] = lambda: None
         self.waited_s = 0.0
+        self.note_done: Callable[[], None] = lambda: None
+        """Called when an expert has computed some rows: those of other cores may be many more than
+        the ones of this worker's own step, by which it would count as hung.
+        """
         self.give_up: Callable[[str], None] = lambda reason: None
         """Called when a pass of this worker has failed, before it serves the rest of its round:
         ends the wait of the core's other workers, whose rounds do not end before.
@@ -230,7 +243,11 @@ class ExpertExchange:
         order = whose.repeat_interleave(flat.flatten()).argsort(stable=True)
         parts = rows[order].split(flat.sum(0).tolist())
         run = self._layers[layer]
-        found = [run(expert, part) for expert, part in enumerate(parts) if len(part)]
+        found: list[Tensor] = []
+        for expert, part in enumerate(parts):
+            for piece in part.split(_ROWS) if len(part) else ():
+                found.append(run(expert, piece))
+                self.note_done()
         return torch.empty_like(rows).index_copy_(0, order, torch.cat(found))
 
     # exchanges
@@ -247,7 +264,8 @@ class ExpertExchange:
         sent = rows.contiguous().view(torch.uint8)
         try:
             self._require_whole()
-            return self._group.all_to_all(sent, to_each, from_each).view(rows.dtype)
+            found = self._group.all_to_all(sent, to_each, from_each, self.while_waiting)
+            return found.view(rows.dtype)
         except PeersLost:
             self._is_broken = True
             raise

@@ -67,21 +67,21 @@ class GlooGroup:
         """
         ours = torch.tensor(values, dtype=torch.int64)
         all_ = torch.empty(self.size * len(values), dtype=torch.int64)
-        work = self._group._allgather_base(all_, ours)
-        waited_s = 0.0
-        while not self._wait(work, LOOK_S):
-            waited_s += LOOK_S
-            if waited_s >= self._timeout_s:
-                raise PeersLost(f"The others of the group were silent for {waited_s:g} s.")
-            while_waiting()
+        self._finish(self._group._allgather_base(all_, ours), while_waiting)
         return all_.view(self.size, len(values)).tolist()
 
-    def all_to_all(self, sent: Tensor, to_each: list[int], from_each: list[int]) -> Tensor:
+    def all_to_all(
+        self,
+        sent: Tensor,
+        to_each: list[int],
+        from_each: list[int],
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> Tensor:
         """Rows of bytes [n, w]: the first `to_each[0]` of `sent` go to rank 0 and so on ->
-        [sum(from_each), w], in the order of the ranks.
+        [sum(from_each), w], in the order of the ranks. `while_waiting` is called repeatedly.
         """
         received = sent.new_empty(sum(from_each), sent.shape[1])
-        self._finish(self._group.alltoall_base(received, sent, from_each, to_each))
+        self._finish(self._group.alltoall_base(received, sent, from_each, to_each), while_waiting)
         return received
 
     def all_gather_bytes(self, sent: Tensor) -> Tensor:
@@ -95,9 +95,15 @@ class GlooGroup:
         """Close the connections, which ends the calls of the others with PeersLost. Idempotent."""
         self._group = None
 
-    def _finish(self, work: distributed.Work) -> None:
-        if not self._wait(work, self._timeout_s):
-            raise PeersLost(f"The others of the group were silent for {self._timeout_s:g} s.")
+    def _finish(
+        self, work: distributed.Work, while_waiting: Callable[[], None] = lambda: None
+    ) -> None:
+        waited_s = 0.0
+        while not self._wait(work, LOOK_S):
+            waited_s += LOOK_S
+            if waited_s >= self._timeout_s:
+                raise PeersLost(f"The others of the group were silent for {waited_s:g} s.")
+            while_waiting()
 
     def _wait(self, work: distributed.Work, timeout_s: float) -> bool:
         """Wait for the work; returns whether it is done in time."""

@@ -10,6 +10,7 @@ import socket
 from collections import deque
 
 import pytest
+import torch
 
 from quire.distributed.mesh import Mesh
 from quire.distributed.worker_group import ExchangeAborted
@@ -26,6 +27,7 @@ from quire.executor.ranks.stage_links import StageLinks
 from quire.executor.ranks.wiring import RankWiring
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerFacts
+from quire.models.decoder import HiddenStates
 from quire.processes.codec import MessageDecoder, MessageEncoder
 from quire.runner.forward.stage_output import StageOutput
 
@@ -236,6 +238,24 @@ def test_a_stage_that_is_gone_is_the_failure_of_others():
     stages.send_failure()
     before[0].close()
     after[0].close()
+
+
+def test_a_stage_knows_how_long_those_before_have_waited_for_other_cores():
+    ours, theirs = socket.socketpair()
+    first = StageLinks(None, RankLink(ours), torch.float32)
+    second = StageLinks(RankLink(theirs), None, torch.float32)
+    for waited_s in (2.5, 0.0):
+        first.send(StageOutput(HiddenStates(torch.zeros(1, 4))), waited_s)
+        second.receive(4)
+        assert second.waited_s == waited_s
+    first.send(StageOutput(None), 1.5)
+    assert second.receive(4).states is None
+    assert second.waited_s == 1.5
+    first.close()
+    with pytest.raises(ExchangeAborted):
+        second.receive(4)
+    assert second.waited_s == 0.0
+    second.close()
 
 
 def test_calls_after_the_end_say_so(executor):

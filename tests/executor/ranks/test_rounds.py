@@ -52,6 +52,7 @@ def answers_after(rounds, *tasks, begins_round):
         def launch(self, plan, before, tokens):
             if begins_round:
                 rounds.num_rounds += 1
+                rounds.waited_s += 2.0
             if plan.step_id == 1:
                 raise ArithmeticError("this rank alone")
 
@@ -71,6 +72,7 @@ def answers_after(rounds, *tasks, begins_round):
     found = [decoder.decode(core.receive()) for _ in (0, *tasks)][1:]
     wiring.close()
     core.close()
+    assert [answer.waited_s for answer in found] == [2.0 * begins_round] * len(tasks)
     return [answer.failure.kind for answer in found]
 
 

@@ -115,7 +115,7 @@ class RankAnswer(msgspec.Struct, frozen=True):
 
     A step has an `output`, and the `tokens` that other ranks need: where it `moves_rows` by its
     results, and where stages come before. `unread`: why its results could not be read. `waited_s`:
-    how long the rank has waited for other cores to begin the step's round.
+    how long the step's rounds have waited for other cores to begin, in all stages.
     """
 
     serial: int

@@ -129,7 +129,7 @@ class RankLoop:
             is_launched = True
             step = self._worker.launch(task.plan, before, task.tokens)
             is_sent = True
-            self._stages.send(step.stage_output)
+            self._stages.send(step.stage_output, self._wait_of_step_s())
             if not self._place.is_last_stage:
                 step.advance_others()
                 self._unsettled[task.serial] = step
@@ -138,7 +138,7 @@ class RankLoop:
             moves_rows = self._agree(step.moves_rows)
         except Exception as error:
             self._failed_after = task.num_aborts
-            self._fail(task.serial, error)
+            self._fail(task.serial, error, self._wait_of_step_s())
             # the next stage waits for hidden states
             if not is_sent:
                 self._stages.send_failure()
@@ -174,17 +174,22 @@ class RankLoop:
         """Answer the step that has advanced the rows."""
         answer = read_step(step, serial, self._place, moves_rows=moves_rows)
         if answer is not None:
-            if self._rounds is not None:
-                waited_s = self._rounds.waited_s - self._waited_s
-                answer = msgspec.structs.replace(answer, waited_s=waited_s)
-            self._answer(answer)
+            self._answer(msgspec.structs.replace(answer, waited_s=self._wait_of_step_s()))
 
-    def _fail(self, serial: int, error: BaseException) -> None:
+    def _wait_of_step_s(self) -> float:
+        """How long this rank, and in earlier stages others, have waited for other cores in the
+        present step.
+        """
+        if self._rounds is None:
+            return 0.0
+        return self._stages.waited_s + self._rounds.waited_s - self._waited_s
+
+    def _fail(self, serial: int, error: BaseException, waited_s: float = 0.0) -> None:
         """Tell the core, and only then those who wait for this rank."""
         # these follow from a failure elsewhere, which is logged there
         if not isinstance(error, ExchangeAborted | DroppedStep):
             logger.error("rank %d failed in a task", self._place.rank, exc_info=error)
-        self._answer(RankAnswer(serial, failure=failure_of(error)))
+        self._answer(RankAnswer(serial, failure=failure_of(error), waited_s=waited_s))
         if self._group is not None:
             self._group.abort(f"rank {self._place.rank} failed: {error}")
 

@@ -56,8 +56,8 @@ def serve_rank(
     exchange = None
     if at is not None:
         exchange = exchange_of(config, at.open_group(place.rank), place.tp_rank, stage)
-        # a rank that waits for other cores is not behind
-        exchange.while_waiting = signs.note_done
+        # a rank that waits for other cores, or computes for them, is not behind
+        exchange.while_waiting = exchange.note_done = signs.note_done
         if wiring.group is not None:
             exchange.give_up = wiring.group.abort
     worker = build_worker(

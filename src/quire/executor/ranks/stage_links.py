@@ -21,12 +21,13 @@ _FAILED, _NOTHING, _STATES = b"failed", b"nothing", b"states"
 
 class _Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Header of a message, whose tensors are the hidden states, `num_aux` auxiliary states, and
-    for each layer with experts its `choices` for each token.
+    for each layer with experts its `choices` for each token. `waited_s` as of `StageLinks`.
     """
 
     failed_encodings: list[bytes]
     num_aux: int = 0
     choices: list[int] = []
+    waited_s: float = 0.0
 
 
 class StageLinks:
@@ -35,11 +36,14 @@ class StageLinks:
     def __init__(self, before: RankLink | None, after: RankLink | None, dtype: torch.dtype) -> None:
         self._before, self._after, self._dtype = before, after, dtype
         self._decoder = MessageDecoder(_Header)
+        self.waited_s = 0.0
+        """Seconds that the stages before have waited for other cores in the step that came last."""
 
     def receive(self, width: int) -> StageOutput | None:
         """Receive the output of the stage before, in states of `width` numbers; None: there is no
         such stage. Raises ExchangeAborted when that stage has failed.
         """
+        self.waited_s = 0.0
         if self._before is None:
             return None
         try:
@@ -49,6 +53,7 @@ class StageLinks:
         if kind == _FAILED:
             raise ExchangeAborted("an earlier stage has failed")
         header = self._decoder.decode(frames[:1])
+        self.waited_s = header.waited_s
         if kind == _NOTHING:
             return StageOutput(None, header.failed_encodings)
         after_states = 2 + header.num_aux
@@ -60,15 +65,18 @@ class StageLinks:
         states = HiddenStates(last, tuple(aux), tuple(experts))
         return StageOutput(states, header.failed_encodings)
 
-    def send(self, output: StageOutput) -> None:
-        """Send this stage's output. Raises ExchangeAborted when the next stage is gone."""
+    def send(self, output: StageOutput, waited_s: float = 0.0) -> None:
+        """Send this stage's output; it and the stages before have waited so long for other cores.
+        Raises ExchangeAborted when the next stage is gone.
+        """
         if self._after is None:
             return
         states, failed = output.states, list(output.failed_encodings)
         if states is None:
-            self._send([_NOTHING, to_msgpack(_Header(failed))])
+            self._send([_NOTHING, to_msgpack(_Header(failed, waited_s=waited_s))])
             return
-        header = _Header(failed, len(states.aux), [chosen.shape[1] for chosen in states.experts])
+        choices = [chosen.shape[1] for chosen in states.experts]
+        header = _Header(failed, len(states.aux), choices, waited_s)
         tensors = (states.last, *states.aux, *states.experts)
         self._send([_STATES, to_msgpack(header), *map(_frame, tensors)])
 
