@@ -177,7 +177,7 @@ class RankLoop:
             self._answer(msgspec.structs.replace(answer, waited_s=self._wait_of_step_s()))
 
     def _wait_of_step_s(self) -> float:
-        """How long this rank, and in earlier stages others, have waited for other cores in the
+        """Seconds that this rank, and others in earlier stages, have waited for other cores in the
         present step.
         """
         if self._rounds is None:
