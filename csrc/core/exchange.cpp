@@ -219,9 +219,10 @@ std::byte* Exchange::board(size_t num_bytes) {
         const size_t first = region_bytes(size_, slot_bytes_);
         struct stat found{};
         if (fstat(file_, &found) != 0) fail("the board of an exchange");
-        // its last byte, which cannot make the file shorter, whatever other ranks do meanwhile
+        // its last page: whatever other ranks do meanwhile, that neither makes the file shorter nor
+        // changes what one of them has written there
         if (static_cast<size_t>(found.st_size) < first + num_bytes &&
-            pwrite(file_, "", 1, static_cast<off_t>(first + num_bytes - 1)) != 1)
+            fallocate(file_, 0, static_cast<off_t>(first + num_bytes - kPage), kPage) != 0)
             fail("the board of an exchange");
         void* mapped = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_,
                             static_cast<off_t>(first));

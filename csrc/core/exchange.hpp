@@ -40,7 +40,7 @@ struct Waits {
 // - `arrived` of two ranks differ by one at most, until an abort;
 // - a piece comes to its end on every rank or on none, whenever an abort falls.
 //
-// The slots of a piece lie side by side, by rank. Behind them is memory that ranks write for each
+// The slots of a piece lie side by side, by rank. After them comes memory that ranks write for each
 // other, see `board`.
 class Exchange {
    public:
