@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from quire.distributed.named_tensors import TensorPatch, metas_of
 from quire.errors import InvalidParameter, LoadError
@@ -15,6 +14,7 @@ from quire.executor.weight_transfer.group_engine import (
     GroupPlace,
     GroupTransferEngine,
 )
+from quire.models.updates.values import has_nan
 
 
 @dataclass
@@ -71,7 +71,7 @@ class PatchTransferEngine(GroupTransferEngine):
             if int(places.min()) < 0 or int(places.max()) >= size:
                 allowed = f"from 0 to {size - 1}, in the flat tensor"
                 raise InvalidParameter(f"indices of {patch.meta.name}", "others", allowed)
-            if _has_nan(patch.values):
+            if has_nan(patch.values):
                 raise LoadError(f"{patch.meta.name} has NaN among its values.")
         self._patches += (patch for _, _, patch in found)
 
@@ -84,8 +84,3 @@ class PatchTransferEngine(GroupTransferEngine):
         for tensors in self.model.patched_tensors(patches):
             self.load(tensors.items())
         super().finish_weight_update()
-
-
-def _has_nan(values: Tensor) -> bool:
-    # torch does not look at floats of 8 bits
-    return values.is_floating_point() and bool(values.float().isnan().any())

@@ -19,7 +19,7 @@ _LINE = 4096
 def check_values(writer: WeightWriter, name: str, tensor: Tensor) -> None:
     """Raise LoadError for NaN."""
     found = writer.look_at(tensor, adds_up=False)
-    if _has_nan(tensor) if found is None else found[0]:
+    if has_nan(tensor) if found is None else found[0]:
         raise LoadError(f"{name} has NaN among its values.")
 
 
@@ -56,8 +56,8 @@ class Fingerprint:
         if not len(values):
             return
         found = self._writer.look_at(values, adds_up=True)
-        has_nan, sums = (_has_nan(values), _sums(values)) if found is None else found
-        if has_nan:
+        is_refused, sums = (has_nan(values), _sums(values)) if found is None else found
+        if is_refused:
             raise LoadError(f"{self._name} has NaN among its values.")
         self._sums += sums
 
@@ -73,7 +73,7 @@ def _sums(values: Tensor) -> list[int]:
     return [*sums, *data[end:].tolist()]
 
 
-def _has_nan(tensor: Tensor) -> bool:
+def has_nan(tensor: Tensor) -> bool:
     """Whether a tensor has NaN. Its sum says that it has none, in the time of a copy."""
     if not tensor.is_floating_point():
         return False
