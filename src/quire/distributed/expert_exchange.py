@@ -72,8 +72,6 @@ class Rounds(Protocol):
     all_end: bool
     while_waiting: Callable[[], None]
     """Called repeatedly while this core waits for the others."""
-    waited_s: float
-    """Seconds that this core has waited for the others to begin its rounds."""
 
     def idle_round(self, is_unfinished: bool) -> bool:
         """Make a round without rows of this core; False if no core has rows, so none was begun."""
@@ -112,6 +110,7 @@ class ExpertExchange:
         self.all_end = False
         self.while_waiting: Callable[[], None] = lambda: None
         self.waited_s = 0.0
+        """Seconds that this worker has waited for the other cores to begin its rounds."""
         self.note_done: Callable[[], None] = lambda: None
         """Called when an expert has computed some rows: those of other cores may be many more than
         the ones of this worker's own step, by which it would count as hung.

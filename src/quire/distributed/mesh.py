@@ -107,8 +107,9 @@ class MeshPlace:
 
 
 class ExpertsPlace(msgspec.Struct, frozen=True):
-    """The place of core number `core` of `num_cores` with one `name`, which those of one life have
-    alone: at the store `address`, as host:port, or where they are on one machine in a `folder`.
+    """The meeting place of the `num_cores` cores that share experts, as number `core` of them knows
+    it: the store at `address` (host:port) or, where all are on one machine, files in `folder`. Each
+    life of the cores has a `name` of its own.
     """
 
     name: str
@@ -130,8 +131,8 @@ class ExpertsPlace(msgspec.Struct, frozen=True):
         return GlooGroup.of_file(file, self.core, self.num_cores, LONGEST_WAIT_S)
 
     def meeting(self, worker: int, listener_fd: int | None) -> Meeting:
-        """The meeting at the store, which this process opens at the listening socket
-        `listener_fd` and keeps as long as it has the meeting; None: another one does.
+        """The meeting at the store. This process opens the store on the listening socket
+        `listener_fd`, for as long as it keeps the meeting; None: another process does.
         """
         from quire.distributed.meeting import Meeting
 

@@ -75,10 +75,10 @@ class MultiprocExecutor:
         self._settled: dict[int, bool] = {}
         """Steps that have ended since the last task of all ranks: whether they have succeeded."""
         self.num_steps = 0
-        """Steps with tokens that the ranks were given, each time that they were."""
+        """Steps with tokens that were sent to the ranks; one that is run again counts again."""
         self.while_waiting: Callable[[], None] | None = None
-        """Called repeatedly while this core waits for the end of a step, in which its ranks may
-        wait for other cores; None: they do not.
+        """Called repeatedly while this core waits for the end of a step; None: its ranks wait for
+        no other core.
         """
         self._launched: RemoteStep | None = None
         self._flying: deque[RemoteStep] = deque()

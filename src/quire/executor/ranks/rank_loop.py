@@ -18,7 +18,7 @@ from contextlib import suppress
 import msgspec
 import torch
 
-from quire.distributed.expert_exchange import Rounds
+from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.mesh import MeshPlace
 from quire.distributed.worker_group import ExchangeAborted
 from quire.encodable import NotEncodable
@@ -58,7 +58,7 @@ class RankLoop:
         wiring: RankWiring,
         *,
         note_done: Callable[[], None],
-        rounds: Rounds | None = None,
+        rounds: ExpertExchange | None = None,
     ) -> None:
         """`rounds`: those of cores that share experts; None: this one steps independently."""
         self._worker = worker

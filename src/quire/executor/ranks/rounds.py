@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 def exchange_of(
     config: WorkerConfig, group: Group, worker: int = 0, stage: PipelineStage | None = None
 ) -> ExpertExchange:
-    """The side of a worker, whose number in its stage this is; `group` has those of its number in
-    the other cores. `stage` None: it has all layers.
+    """Make a worker's side of the rounds. `worker`: its number in its stage; `group`: the workers
+    of this number in all cores; `stage` None: it has all layers.
     """
     decoder = read_spec(config.model.hf_config)
     blocks = decoder.blocks if stage is None else decoder.blocks[stage.first : stage.last]
-    # a stage may have none
-    every = [block.experts for block in decoder.blocks if block.experts is not None]
-    first = every[0]
+    # of the whole model: a stage may have no mixture
+    first = next(block.experts for block in decoder.blocks if block.experts is not None)
     return ExpertExchange(
         group,
         num_experts=first.experts,
@@ -43,7 +42,6 @@ class RoundsOfRanks:
 
     def __init__(self, executor: MultiprocExecutor) -> None:
         self.is_ending = self.all_end = False
-        self.waited_s = 0.0
         self._executor = executor
         self._num_idle = 0
 

@@ -11,8 +11,8 @@ from quire.runner.forward.forward import Forward
 
 
 class LockStepForward:
-    """Runs `inner` inside rounds. A pass that fails first ends its round, so that it can be run
-    again in another one; before that, the wait of those who wait for this worker.
+    """Runs `inner` inside rounds. A pass that fails ends the wait of the core's other workers for
+    this one, and then finishes its round, so that it can be run again in another one.
     """
 
     def __init__(self, inner: Forward, exchange: ExpertExchange) -> None:
