@@ -142,8 +142,8 @@ class SharedGroup:
         context.largest(self._exchange, len(x), x.data_ptr(), x.stride(0), out.data_ptr())
 
     def board(self, *shape: int) -> Tensor:
-        """Memory for fp32 numbers that all ranks see; the same with each call, or a part of it. A
-        rank reads what others have written after `meet_by`, and before the next time that all meet.
+        """Memory for fp32 numbers that all ranks see; each call gives the same memory, or a part of
+        it. A rank reads what others have written after `meet_by` and before all meet again.
         """
         count = math.prod(shape)
         buffer = self._native.board(self._exchange, 4 * count)

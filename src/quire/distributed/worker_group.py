@@ -68,8 +68,8 @@ class ProductGroup(Protocol):
         ...
 
     def outputs(self, compute: Callable[[], Tensor], num_rows: int, width: int) -> Tensor | None:
-        """The results [T, width] of the workers' compute(), fp32, which one op writes -> [T, size,
-        width], as `gather` with to_first would give them. None: it is to be done by that.
+        """The fp32 results [T, width] of the workers' compute(), which is a single op -> [T, size,
+        width], as `gather` with to_first would give them. None: call that instead.
         """
         ...
 

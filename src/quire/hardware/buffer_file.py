@@ -33,7 +33,7 @@ _PAGE = 4096
 _PIECE = 8 << 20
 """Bytes written at once: whole huge pages, at multiples of their size."""
 _FAULT = 64 << 10
-"""Bytes that one fault maps at least where the page cache has them."""
+"""The least that one page fault maps of what the page cache has, in bytes."""
 
 
 class BadFile(Exception):

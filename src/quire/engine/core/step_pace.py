@@ -13,9 +13,8 @@ logger = logging.getLogger(__name__)
 _RATE = 0.5
 """Share of the error that each step with prompts corrects."""
 _USUAL_RATE = 0.25
-"""The same of an error that is usual, and of steps that only decode. It is noise rather than an
-error of the coefficients, and what is corrected makes the next step, with a noise of its own,
-larger or smaller.
+"""The share of an error of usual size, and in steps that only decode. Such an error is noise rather
+than a wrong coefficient, and correcting it adds its noise to that of the next step.
 """
 _USUAL = 2.0
 """The largest error, in mean absolute deviations, that is usual."""
@@ -34,9 +33,9 @@ Laplace distribution. Tails of measured steps are no lighter; a normal distribut
 _AFTER_LATE = 0.95
 """Factor of the aim after a step that was late."""
 _AFTER_TIMELY = 1.00025
-"""Factor of the aim after one that was not: where 1 of 200 steps is late, the aim stays."""
+"""Factor of the aim after a step in time: where 1 of 200 steps is late, the aim stays."""
 _LOWEST = 0.6
-"""The factor that late steps leave of the aim at least."""
+"""The smallest factor of the aim, however many steps are late."""
 _DEVIATION_RATE = 0.05
 """Share of the deviation's error that each step corrects."""
 _LEAST_READING = 5.0
@@ -80,7 +79,7 @@ class StepPace:
         self._deviation = 0.0
         """Mean absolute deviation of a step's time from the expected one, as a share of it."""
         self._caution = 1.0
-        """The factor of the aim that late steps have left."""
+        """The present factor of the aim, which late steps lower."""
         self._last_share: float | None = None
         """The last error as a share of the expected time."""
         self._has_told = False

@@ -231,9 +231,7 @@ class WorkerWeights:
             self._snapshots.stop()
 
     def are_of(self, files: OpenFiles | None, loaded_at: float = 0.0) -> None:
-        """The weights were loaded from these files, as they were at a time; None: they are in
-        none.
-        """
+        """Note the files that the weights were loaded from, and when; None: no files have them."""
         self.files, self._loaded_at, self._patched = files, loaded_at, None
 
     def close(self) -> None:
