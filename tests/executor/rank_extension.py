@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 from quire.runner.rows import Rows
@@ -61,6 +62,22 @@ class RankExtension:
 
         self._note_planned()
         runner._forward, rounds._pass = watched, failing
+
+    def hang_after(self, core, rank, num_rounds, at):
+        """Have a rank of one of the cores that share experts wait for ever after some rounds: `at`
+        "begin", before the next one, or `at` "_run", while it computes for all cores.
+        """
+        rounds = self.rounds
+        if (rounds._group.rank, self.rank) != (core, rank):
+            return
+        method, last = getattr(rounds, at), rounds.num_rounds + num_rounds
+
+        def hanging(*given):
+            if rounds.num_rounds >= last:
+                threading.Event().wait()
+            return method(*given)
+
+        setattr(rounds, at, hanging)
 
     def _note_planned(self):
         """Keep the rows of the plan that is being run."""

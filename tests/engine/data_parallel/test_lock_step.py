@@ -120,6 +120,18 @@ def kill(client, rank, how=signal.SIGKILL):
     os.kill(client.core_status(rank).pid, how)
 
 
+def rest(client):
+    """Wait until the coordinator has heard that both cores have nothing, and their wave is over."""
+    coordinator = client.remote.coordinator
+    while True:
+        latest = coordinator.latest
+        has_work = [one.num_running_reqs + one.num_waiting_reqs for one in latest.stats.values()]
+        if latest.wave and not latest.is_running and has_work == [0, 0]:
+            return
+        client._wait(5.0)
+        client._take()
+
+
 def test_two_cores_give_the_tokens_of_one_in_wave_after_wave(client, expected):
     crowd = Crowd(client)
     crowd.add(*(request(handle, handle % 2) for handle in range(8)))
@@ -128,11 +140,7 @@ def test_two_cores_give_the_tokens_of_one_in_wave_after_wave(client, expected):
         alone = Crowd(client)
         alone.add(request(3, rank))
         assert alone.run() == {3: expected[3]}
-    coordinator = client.remote.coordinator
-    while not coordinator.latest.wave or coordinator.latest.is_running:
-        client._wait(5.0)
-        client._take()
-    assert sorted(coordinator.latest.stats) == [0, 1]
+    rest(client)
 
 
 def test_control_calls_and_what_is_refused(client, expected):
@@ -163,6 +171,29 @@ def test_a_step_that_fails_in_one_core_costs_one_request(client, expected):
     assert found.pop(4) == expected[4][:6]
     assert found == {handle: expected[handle] for handle in range(4)}
     assert set(crowd.ends.values()) == {FinishReason.LENGTH}
+    assert client.num_restarts == num_restarts
+
+
+@pytest.mark.full
+def test_aborted_requests_leave_their_cores_and_change_no_other(client, expected):
+    """Also where a core has no others, and serves its experts from then on."""
+    num_restarts = client.num_restarts
+    for aborted in ((6, 7), (0, 2, 4, 6), (0, 1, 2, 4, 5, 6, 7)):
+        crowd = Crowd(client)
+
+        def abort(crowd=crowd, aborted=aborted):
+            client.abort_requests(aborted)
+            crowd.live.difference_update(aborted)
+
+        crowd.at[12] = abort
+        crowd.add(*(request(handle, handle % 2) for handle in range(8)))
+        for handle, tokens in crowd.run().items():
+            seen = len(tokens) if handle in aborted else NUM_TOKENS
+            assert tokens == expected[handle][:seen]
+        rest(client)
+    alone = Crowd(client)
+    alone.add(request(3, 0))
+    assert alone.run() == {3: expected[3]}
     assert client.num_restarts == num_restarts
 
 
@@ -226,7 +257,25 @@ def test_a_poisonous_request_in_one_core_costs_itself_alone(client, expected):
 
 
 @pytest.mark.full
-def test_a_request_that_hangs_its_core_is_found_though_the_others_wait_for_it(client, expected):
+@pytest.mark.parametrize(("core", "rank", "at"), [(0, 1, "begin"), (1, 0, "_run")])
+def test_a_rank_that_hangs_is_found_though_all_others_wait_for_it(
+    client, wishes, expected, core, rank, at
+):
+    if "tensor_parallel_size" not in wishes:
+        pytest.skip("cores with one worker have no ranks")
+    crowd, num_restarts = Crowd(client), client.num_restarts
+    client.call(Utility("collective_rpc", ("hang_after", None, [core, rank, 12, at])))
+    crowd.add(*(request(handle, handle % 2) for handle in range(8)))
+    assert crowd.run() == expected
+    assert client.num_restarts == num_restarts + 2
+
+
+@pytest.mark.full
+def test_a_request_that_hangs_its_core_is_found_though_the_others_wait_for_it(
+    client, wishes, expected
+):
+    if "tensor_parallel_size" in wishes:
+        pytest.skip("ranks that hang in their first step are found after five minutes, twice")
     limit_s, client.remote.longest_turn_s = client.remote.longest_turn_s, 2.5
     try:
         crowd = Crowd(client)
