@@ -58,6 +58,8 @@ class VerlWorker:
                 (name, buffer[at : at + size].view(getattr(torch, kind)).view(shape))
                 for name, kind, shape, at, size in message["bucket"]
             ]
+            # whose tensors would be written without load_weights
+            assert not dict(self.model_runner.model.named_buffers())
             self.model_runner.model.load_weights(weights)
             del weights, buffer
             is_last = message["is_last"]

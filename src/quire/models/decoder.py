@@ -208,6 +208,12 @@ class DecoderModel(GivenWeights):
             if not remove_duplicate and self.spec.tie and name == "embed":
                 yield from tensors_of("head", part)
 
+    def named_buffers(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Nothing: trainers write into the buffers of a model and give `load_weights` the rest of a
+        checkpoint, and here it takes all of it.
+        """
+        yield from ()
+
     def weight_tensors(self) -> Iterator[Tensor]:
         """All tensors that the weights are kept in, in whatever form; some may share memory. Not
         those that a provider keeps outside of tensors.

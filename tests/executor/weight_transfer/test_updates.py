@@ -2,9 +2,11 @@
 failure.
 """
 
+import gc
 import random
 import socket
 import threading
+from multiprocessing.shared_memory import SharedMemory
 from types import SimpleNamespace
 
 import pytest
@@ -387,6 +389,47 @@ def test_load_weights_of_the_model_takes_one_tensor_at_a_time(folders):
             mine.zero_()
     assert same_bits(serve(core), answers(folders[1])[0])
     assert not same_bits(serve(core), before)
+    core.shutdown()
+
+
+@pytest.fixture
+def no_collector():
+    """Only counts of references free objects."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def in_shared_memory(memory, pairs):
+    """The tensors as views of the memory of another process."""
+    data, at = torch.frombuffer(memory.buf[:], dtype=torch.uint8), 0
+    for name, tensor in pairs:
+        view = data[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        at += tensor.nbytes
+        yield name, view.copy_(tensor)
+
+
+@pytest.mark.parametrize("wishes", [{}, BFLOAT | {"quantization": "int8"}], ids=str)
+def test_memory_that_tensors_came_in_can_be_closed(folders, wishes, no_collector):
+    """verl's receiver closes it before it acknowledges, and its sender waits for that."""
+    core = open_core(folders[0], 1, **wishes)
+    model = core.executor.driver_worker.model_runner.model
+    pairs = list(tensors_of(folders[1]).items())
+    random.Random(3).shuffle(pairs)
+    nan = pairs[0][0], torch.full_like(pairs[0][1], float("nan"))
+    kept = dict(model.named_buffers())
+    for bucket in ([nan], pairs[:9], pairs[9:]):
+        memory = SharedMemory(create=True, size=sum(tensor.nbytes for _, tensor in bucket))
+        try:
+            found = model.load_weights(
+                pair for pair in in_shared_memory(memory, bucket) if pair[0] not in kept
+            )
+        except LoadError as error:
+            assert bucket == [nan] and "has NaN" in str(error)
+        else:
+            assert bucket != [nan] and found == {name for name, _ in bucket}
+        memory.close()  # BufferError where somebody has a view
+        memory.unlink()
     core.shutdown()
 
 

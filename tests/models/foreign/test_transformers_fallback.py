@@ -110,6 +110,10 @@ def test_plain_torch_serves_as_well(name, tmp_path):
         tmp_path, read_config(tmp_path), ops, dtype=torch.bfloat16, device=CpuDevice()
     )
     assert {choice.provider for choice in ops.report()} == {"torch"}
+    places = {tensor.data_ptr() for tensor in model.weight_tensors()}
+    buffers = dict(model.named_buffers())
+    assert any("rotary" in each for each in buffers) or name.startswith(("Bart", "RoFormer"))
+    assert places >= {tensor.data_ptr() for tensor in buffers.values()}
     assert model.logits(torch.ones(2, 64, dtype=torch.bfloat16)).dtype is torch.float32
 
 

@@ -95,6 +95,10 @@ class ForeignModel(GivenWeights):
         """
         yield from self._model.named_parameters(remove_duplicate=remove_duplicate)
 
+    def named_buffers(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """The buffers by name, which the model reads in each step."""
+        yield from self._model.named_buffers(remove_duplicate=remove_duplicate)
+
     def weight_tensors(self) -> Iterator[Tensor]:
         yield from self._model.parameters()
         yield from self._model.buffers()
