@@ -38,9 +38,9 @@ from quire.errors import EngineDeadError, EngineError
 from quire.params import RequestOutputKind
 from quire.testing import make_checkpoint
 from tests.executor.ranks.test_stage_parts import NETWORKS
-from tests.executor.test_shared_adapters import make_adapter
 from tests.executor.test_shared_poolers import ask_pictures
 from tests.executor.worker_cores import WISHES, Served, plan_of, requests, same_bits, serve
+from tests.models.adapters.made import make_adapter
 from tests.models.hostile.encoders import ENCODERS, make_encoder
 from tests.models.hostile.models import HOSTILE, write
 from tests.models.vision.spoken import write_spoken

@@ -3,14 +3,12 @@ of none in the same steps.
 """
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from quire.engine.wire.messages import AdapterRef
 from quire.engine.wire.output_parts import FinishReason
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
-from tests.models.adapters.made import PREFIX, HandMade, pair
+from tests.models.adapters.made import make_adapter
 from tests.support.needs import needs_native
 
 pytestmark = needs_native
@@ -27,21 +25,6 @@ SHAPES = {
     "mixtral": FOUR_HEADS | {"num_local_experts": 5},
     "gpt2": {"n_layer": 2, "n_head": 4, "n_embd": 64},
 }
-
-
-def make_adapter(folder, checkpoint, seed):
-    """An adapter of every projection in a checkpoint."""
-    made, generator = HandMade(), torch.Generator().manual_seed(seed)
-    for name, weight in load_file(checkpoint / "model.safetensors").items():
-        module = name.removesuffix(".weight")
-        if weight.ndim != 2 or "embed" in name or module.endswith(("wte", "wpe")):
-            continue
-        rows, columns = weight.shape[::-1] if "c_" in name else weight.shape
-        a, b = pair(generator, rows, columns, size=0.3)
-        made.tensors[f"{PREFIX}{module}.lora_A.weight"] = a
-        made.tensors[f"{PREFIX}{module}.lora_B.weight"] = b
-    assert len(made.tensors) > 8
-    return made.save(folder)
 
 
 @pytest.mark.parametrize("kind", [{}, {"dtype": "bfloat16", "quantization": "int8"}])

@@ -30,7 +30,7 @@ from quire.testing import make_checkpoint
 from quire.trainers.clients import HTTPWeightSyncClient
 from quire.trainers.senders import IPCTrainerInitInfo, WeightTransferTrainerFactory
 from quire.trainers.sources import described
-from tests.executor.test_shared_adapters import make_adapter
+from tests.models.adapters.made import make_adapter
 from tests.server.serve_process import command_of
 from tests.trainers.deaths import SHAPE, Source
 from tests.trainers.framework_calls import free_port

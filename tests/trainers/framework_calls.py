@@ -353,7 +353,7 @@ async def prime_rl(base: Path) -> float:
     from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from tests.executor.test_shared_adapters import make_adapter
+    from tests.models.adapters.made import make_adapter
 
     old, new = folders(base)
     flags = [

@@ -14,8 +14,8 @@ from quire.engine.wire.output_parts import FinishReason
 from quire.testing import make_checkpoint
 from tests.executor.ranks.test_launched import on_all, plans_of
 from tests.executor.ranks.test_network_ranks import ThreadOfRank, core_of
-from tests.executor.test_shared_adapters import make_adapter
 from tests.executor.worker_cores import plan_of, requests, same_bits, serve
+from tests.models.adapters.made import make_adapter
 from tests.support.needs import needs_ranks
 
 pytestmark = needs_ranks

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers.pytorch_utils import Conv1D
 
 RANK, ALPHA = 4, 6.0
@@ -106,3 +106,18 @@ def _adapt_experts(made, name, module, generator):
             change = ALPHA / RANK * (b[:, e::experts] @ a[e * RANK : (e + 1) * RANK])
             parameter.data[e] += change.T if getattr(module, "is_transposed", False) else change
         wrapped = wrapped.removesuffix(".base_layer")
+
+
+def make_adapter(folder, checkpoint, seed):
+    """An adapter of every projection in a checkpoint."""
+    made, generator = HandMade(), torch.Generator().manual_seed(seed)
+    for name, weight in load_file(checkpoint / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if weight.ndim != 2 or "embed" in name or module.endswith(("wte", "wpe")):
+            continue
+        rows, columns = weight.shape[::-1] if "c_" in name else weight.shape
+        a, b = pair(generator, rows, columns, size=0.3)
+        made.tensors[f"{PREFIX}{module}.lora_A.weight"] = a
+        made.tensors[f"{PREFIX}{module}.lora_B.weight"] = b
+    assert len(made.tensors) > 8
+    return made.save(folder)
