@@ -120,6 +120,12 @@ def test_after_another_boot_any_damage_is_found(file, monkeypatch, tmp_path, at)
         map_buffers(file)
 
 
+def test_a_file_that_is_cut_off_while_it_is_read_ahead_ends_no_process(file):
+    pages = map_buffers(file)[0]
+    os.truncate(file, 4096)
+    buffer_file._fault_in(pages)
+
+
 @pytest.mark.parametrize("at", [60, 70, 2 << 20, -1])
 def test_damage_within_one_boot_is_found(file, at):
     """A byte of the header's, which has no page of its own, would be another buffer's place."""
