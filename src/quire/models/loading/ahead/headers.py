@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,12 @@ def fetch_small_tensors(folder: Path) -> None:
     """
     if not hasattr(os, "posix_fadvise"):
         return
-    tensors = [t for t in placed_tensors(folder).values() if 0 < t.num_bytes <= _SMALL_BYTES]
-    for file in {t.file for t in tensors}:
+    tensors = placed_tensors(folder).values()  # one file after the other
+    for file, own in groupby(tensors, key=lambda t: t.file):
         # places that make no sense are the loader's to refuse
         with contextlib.suppress(OSError, OverflowError), file.open("rb") as stream:
-            for t in tensors:
-                if t.file == file:
+            for t in own:
+                if 0 < t.num_bytes <= _SMALL_BYTES:
                     os.posix_fadvise(stream.fileno(), t.at, t.num_bytes, os.POSIX_FADV_WILLNEED)
 
 
