@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-import msgspec
 import torch
 
 from quire.distributed.expert_exchange import ExpertExchange
@@ -172,9 +171,10 @@ class RankLoop:
 
     def _end(self, serial: int, step: Step | NoTokens, moves_rows: bool) -> None:
         """Answer the step that has advanced the rows."""
-        answer = read_step(step, serial, self._place, moves_rows=moves_rows)
+        waited_s = self._wait_of_step_s()
+        answer = read_step(step, serial, self._place, moves_rows=moves_rows, waited_s=waited_s)
         if answer is not None:
-            self._answer(msgspec.structs.replace(answer, waited_s=self._wait_of_step_s()))
+            self._answer(answer)
 
     def _wait_of_step_s(self) -> float:
         """Seconds that this rank, and others in earlier stages, have waited for other cores in the

@@ -21,10 +21,11 @@ def only_changes(plan: StepPlan) -> StepPlan:
 
 
 def read_step(
-    step: Step | NoTokens, serial: int, place: MeshPlace, *, moves_rows: bool
+    step: Step | NoTokens, serial: int, place: MeshPlace, *, moves_rows: bool, waited_s: float = 0.0
 ) -> RankAnswer | None:
     """Wait for the results of a step that has advanced the rows; the answer of the rank that
-    samples, None on others. What goes wrong now fails no more than this reading.
+    samples, None on others. What goes wrong now fails no more than this reading. `waited_s`: see
+    `RankAnswer`.
     """
     try:
         output = step.result()
@@ -36,10 +37,13 @@ def read_step(
             output = step.result()
         except Exception as error:
             if place.samples:
-                return RankAnswer(serial, unread=f"{type(error).__name__}: {error}")
+                why = f"{type(error).__name__}: {error}"
+                return RankAnswer(serial, unread=why, waited_s=waited_s)
             raise
     if not place.samples:
         return None
     follows = moves_rows or place.mesh.pp > 1
     tokens = step.new_tokens() if follows else None
-    return RankAnswer(serial, output=output, tokens=tokens, moves_rows=moves_rows)
+    return RankAnswer(
+        serial, output=output, tokens=tokens, moves_rows=moves_rows, waited_s=waited_s
+    )
