@@ -51,7 +51,8 @@ EXECUTORS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """The function that opens each, and its class. An engine imports the one that it starts."""
 
 
-_HAS = "launch", "collective_rpc", "shutdown"
+_METHODS = ("launch", "collective_rpc", "shutdown")
+"""Methods that every executor has: of a class they are looked for before it is built."""
 
 
 def find_executor(parallel: ParallelPlan) -> OpenExecutor:
@@ -64,8 +65,7 @@ def find_executor(parallel: ParallelPlan) -> OpenExecutor:
         found: Any = resolve_reference(given)
     except PluginError as error:
         raise InvalidParameter("distributed_executor_backend", name, str(error)) from error
-    # of a class what every executor has can be known before it is built
-    is_other = isinstance(found, type) and not all(hasattr(found, each) for each in _HAS)
+    is_other = isinstance(found, type) and not all(hasattr(found, name) for name in _METHODS)
     if is_other or not callable(found):
         allowed = "it must be an executor's class, or a function that makes one"
         raise InvalidType("distributed_executor_backend", name, allowed)

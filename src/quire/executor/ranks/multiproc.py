@@ -209,7 +209,7 @@ class MultiprocExecutor:
             answer = self._answer_of(self.mesh.sampling_rank, step.serial)
         finally:
             self._awaited_tokens = None
-        # a rank may wait for as long as other cores load, and is no slower for that
+        # waiting until other cores have loaded does not make a rank slow
         own_s = max(time.monotonic() - began - answer.waited_s, 0.0)
         self._watch.judge.note_step(own_s, step.plan.num_tokens)
         self._flying.popleft()
