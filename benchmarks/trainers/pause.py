@@ -12,6 +12,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,21 +55,22 @@ class Stream:
 
 
 async def measure(engine: AsyncLLM, info: dict[str, Any], clears: bool) -> dict[str, float]:
-    """One line."""
+    """Medians of the parts of a gap, in seconds."""
     found: list[list[float]] = []
     for turn in range(TIMES + 1):
         stream = Stream(engine, f"{clears} {turn}")
         await stream.next(8)
         marks = [time.perf_counter()]
         await engine.pause_generation(mode="keep", clear_cache=clears)
-        before, marks = stream.last_s, [*marks, time.perf_counter()]
+        marks.append(time.perf_counter())
+        before = stream.last_s
         await engine.start_weight_update()
         await engine.update_weights({"update_info": info})
         await engine.finish_weight_update(f"{clears} {turn}")
         marks.append(time.perf_counter())
         await engine.resume_generation()
         await stream.next()
-        parts = [end - start for start, end in zip(marks, [*marks[1:], stream.last_s], strict=True)]
+        parts = [end - start for start, end in pairwise([*marks, stream.last_s])]
         found.append([*parts, stream.last_s - before])
         await stream.close()
     names = ("pause_s", "update_s", "first_token_s", "gap_s")
