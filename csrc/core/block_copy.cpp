@@ -2,12 +2,12 @@
 
 #include <cstring>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include "core/line_copy.hpp"
 
 namespace quire {
 namespace {
+
+static_assert(kContentUnit == kLineBytes);
 
 constexpr size_t kLanes = 4;
 
@@ -49,17 +49,6 @@ class Sum {
     uint64_t units_ = 0;
 };
 
-void stream(const std::byte* unit, std::byte* to) {
-#if defined(__SSE2__)
-    for (size_t at = 0; at < kContentUnit; at += sizeof(__m128i)) {
-        const __m128i value = _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + at));
-        _mm_stream_si128(reinterpret_cast<__m128i*>(to + at), value);
-    }
-#else
-    std::memcpy(to, unit, kContentUnit);
-#endif
-}
-
 }  // namespace
 
 BlockSum read_block(const std::vector<const std::byte*>& sources, const std::vector<size_t>& sizes,
@@ -71,19 +60,17 @@ BlockSum read_block(const std::vector<const std::byte*>& sources, const std::vec
         size_t at = 0;
         for (; at + kContentUnit <= size; at += kContentUnit, content += kContentUnit) {
             sum.add(source + at);
-            stream(source + at, content);
+            copy_line_past_caches(source + at, content);
         }
         if (at < size) {
             alignas(kContentUnit) std::byte last[kContentUnit] = {};
             std::memcpy(last, source + at, size - at);
             sum.add(last);
-            stream(last, content);
+            copy_line_past_caches(last, content);
             content += kContentUnit;
         }
     }
-#if defined(__SSE2__)
-    _mm_sfence();
-#endif
+    end_copies_past_caches();
     return sum.result();
 }
 

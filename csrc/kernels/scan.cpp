@@ -1,13 +1,10 @@
 // What is in the bytes of a tensor: whether one of its numbers is NaN, and sums by which two
 // tensors are told apart without a copy of one.
 
+#include "core/line_copy.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/scan.hpp"
 #include "kernels/transpose.hpp"
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 namespace quire::QUIRE_LEVEL {
 namespace {
@@ -42,18 +39,13 @@ inline void add_up(const uint8_t* x, int64_t bytes, uint64_t sums[2]) {
     }
 }
 
-// Lines are written past the caches, as in transpose.hpp.
+// Whole lines past the caches, as in transpose.hpp.
 inline void copy_bytes(const uint8_t* from, uint8_t* to, int64_t bytes) {
+    constexpr int64_t line = kLineBytes;
     int64_t at = 0;
-#if defined(__SSE2__)
     if (is_on_line(to))
-        for (; at + 64 <= bytes; at += 64)
-#pragma GCC unroll 4
-            for (int64_t i = at; i < at + 64; i += 16)
-                _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
-                                 _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
-    _mm_sfence();
-#endif
+        for (; at + line <= bytes; at += line) copy_line_past_caches(from + at, to + at);
+    end_copies_past_caches();
     __builtin_memcpy(to + at, from + at, bytes - at);
 }
 
