@@ -165,9 +165,9 @@ void check_embed(Pool& pool, const Kernels& kernels, const Shape& s) {
     std::vector<int64_t> ids(s.tokens);
     for (int64_t i = 0; i < s.tokens; ++i) ids[i] = (i * 5 + 8) % kTable;
     for (void* place : {static_cast<void*>(nullptr), places.row(0)}) {
-        EmbedArgs args{s.type, s.width,       0.7f,      ids.data(), table.row(0),
-                       kTable, table.stride,  false,     ids.data(), place,
-                       kTable, places.stride, out.rows()};
+        EmbedArgs args{s.type, s.width,       0.7f,  ids.data(), table.row(0),
+                       kTable, table.stride,  false, nullptr,    ids.data(),
+                       place,  kTable,        places.stride,     out.rows()};
         check_rows(
             pool, kernels.embed, args, s.tokens, out, s.width,
             [&](EmbedArgs& a, int64_t t) {

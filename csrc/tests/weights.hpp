@@ -67,16 +67,18 @@ inline void pack(Pool& pool, const Kernels& kernels, Weight& weight) {
     Bytes source(w.in * w.out * size_of(w.type));
     source.fill(w.type, 1);
     Pool::Lease lease(pool);
+    uint32_t has_nan = 0;
     const int64_t first = w.out / 3;  // in two parts, as leaves are that become one weight
     for (const Outputs part : {Outputs{0, first}, Outputs{first, w.out - first}}) {
         const Rows rows{source.data.get() + part.first * w.in * size_of(w.type), w.in, 0};
         if (w.form == WeightForm::plain)
-            kernels.pack({w, rows, weight.panels.as<void>(), part}, w.out, pool);
+            kernels.pack({w, rows, weight.panels.as<void>(), part, &has_nan}, w.out, pool);
         else
             kernels.pack_quantized({w, rows, weight.panels.as<uint8_t>(),
-                                    weight.scales.as<float>(), nullptr, part},
+                                    weight.scales.as<float>(), nullptr, part, &has_nan},
                                    w.out, pool);
     }
+    require(has_nan == 0, "NaN was seen where there is none");
 }
 
 // A weight in codes, with scales of a type, zero points, and its inputs backwards.

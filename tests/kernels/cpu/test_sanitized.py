@@ -13,13 +13,10 @@ ROOT = Path(__file__).parents[3]
 LEVEL = re.compile(r"_(portable|avx2|avx_vnni\w*|avx512(?:_vnni|_bf16|_emulated)?)\.dir/")
 BUILD_TYPE = "None"  # the flags are those of the option alone
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(
-        not (shutil.which("cmake") and shutil.which("g++") and shutil.which("nm")),
-        reason="needs cmake and g++",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("cmake") and shutil.which("g++") and shutil.which("nm")),
+    reason="needs cmake and g++",
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +28,17 @@ def build(tmp_path_factory):
     return folder
 
 
+def test_programs_fit_the_kernels_that_they_call():
+    """In seconds, where the build under the sanitizers takes minutes and is left to `--full`."""
+    sources = sorted((ROOT / "csrc/tests").glob("*.cpp"))
+    assert len(sources) >= 7
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
+    command = ["g++", "-std=c++20", "-fsyntax-only", *warnings, f"-I{ROOT / 'csrc'}", *sources]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     "program",
     [
@@ -49,6 +57,7 @@ def test_kernels_touch_no_memory_but_theirs(build, program):
     assert "portable: passed" in result.stdout
 
 
+@pytest.mark.full
 def test_kernel_files_share_no_inline_code(build):
     """What an AVX-512 file defines for others to share, the linker may give to everybody."""
     objects = [path for path in build.rglob("csrc/kernels/*.o") if "quire_native" not in str(path)]
