@@ -1,6 +1,6 @@
 """Imports without what they do again and again: Python's collector looks at objects that stay, a
 sixth of the time that importing torch takes, the methods of dataclasses are compiled, and the
-modules of frames are searched for.
+modules of frames are searched for. And without what serving does not need.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 
 from quire.generated_methods import compiled_methods
+from quire.late_meta_kernels import late_meta_kernels
 
 
 @contextmanager
 def quick_imports(*, lasting: bool = False) -> Iterator[None]:
-    """Import without collections, `lasting` or not, with methods as they were compiled before, and
-    without searches for the modules of frames.
+    """Import without collections, `lasting` or not, with methods as they were compiled before,
+    without searches for the modules of frames, and with torch's kernels for `meta` when they are
+    needed.
     """
-    with without_collections(lasting=lasting), compiled_methods(), _known_modules():
+    with (
+        without_collections(lasting=lasting),
+        compiled_methods(),
+        _known_modules(),
+        late_meta_kernels(),
+    ):
         yield
 
 

@@ -14,7 +14,7 @@ LEVELS = {
     "request_options": 0,
     "embedded": 0, "encodable": 0, "file_errors": 0, "unbuilt_names": 0, "lora": 0,
     "environment": 0, "hardware": 0, "start_up": 0, "plugins": 0,
-    "generated_methods": 0,
+    "generated_methods": 0, "late_meta_kernels": 0,
     "io_processor": 1,
     "step": 1, "scheduling": 1, "text": 1, "ops": 1, "observability": 1, "processes": 1,
     "clusters": 1,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -145,7 +146,7 @@ class CpuKV:
 
     def _part(self, dtype: torch.dtype, start: int, shape: tuple[int, ...]) -> Tensor:
         at, size = self.layout, dtype.itemsize
-        strides = torch.empty(shape, device="meta").stride()
+        strides = (prod(shape[i + 1 :]) for i in range(len(shape)))
         return self.memory.view(dtype).as_strided(
             (self.num_blocks, at.kv_heads, *shape),
             (at.block_bytes // size, at.head_bytes // size, *strides),
