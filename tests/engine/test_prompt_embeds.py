@@ -14,6 +14,7 @@ from quire.testing import make_checkpoint
 ACCURACY = 1e-4  # of log-probabilities
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
 SHAPE = {"num_hidden_layers": 2, "vocab_size": 300}
+GPT2_SHAPE = {"n_layer": 2, "vocab_size": 300}
 OPTIONS = {
     "max_model_len": 192, "dtype": "float32", "max_num_seqs": 4, "block_size": 4,
     "max_num_batched_tokens": 48, "enable_prompt_embeds": True,
@@ -21,7 +22,8 @@ OPTIONS = {
 
 
 def folder_of(root, family):
-    return make_checkpoint(root, SHAPE, family, dtype="float32")
+    shape = GPT2_SHAPE if family == "gpt2" else SHAPE
+    return make_checkpoint(root, shape, family, dtype="float32")
 
 
 @pytest.fixture(scope="module")
