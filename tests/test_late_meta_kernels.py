@@ -102,11 +102,26 @@ def test_modules_are_read_as_usual():
     run(f"""{LATE}
 import inspect
 module = sys.modules["torch._meta_registrations"]
-inspect.getmodule(run := lambda: 0)
+inspect.getmodule(lambda: 0)
 assert not hasattr(module, "__wrapped__") and is_late()
 assert callable(module.activate_meta) and not is_late()
 assert torch._meta_registrations is sys.modules["torch._meta_registrations"] is not module
 assert "def activate_meta" in inspect.getsource(torch._meta_registrations)
 assert not hasattr(module, "none_of_this_name")
 assert not any("late" in str(finder).lower() for finder in sys.meta_path)
+""")
+
+
+def test_what_needs_them_may_be_within_the_block_and_blocks_within_blocks():
+    run(f"""{REGISTERED}
+from quire.start_up import quick_imports
+def num_finders():
+    return sum("late" in str(finder).lower() for finder in sys.meta_path)
+with quick_imports():
+    with quick_imports():
+        import torch
+    assert is_late() and num_finders() == 1
+    torch.empty(3, device="meta")
+    assert not is_late() and num_finders() == 0
+assert not is_late()
 """)

@@ -25,7 +25,8 @@ _MODULE = "torch._meta_registrations"
 @contextmanager
 def late_meta_kernels() -> Iterator[None]:
     """Import torch without its kernels for the device `meta`, which are there when needed."""
-    if "torch" in sys.modules:  # imported, or a block within a block
+    is_within = any(isinstance(finder, _LateModule) for finder in sys.meta_path)
+    if is_within or "torch" in sys.modules:
         yield
         return
     late = _LateModule()
@@ -33,7 +34,8 @@ def late_meta_kernels() -> Iterator[None]:
     try:
         yield
     finally:
-        if not late.stands_in:
+        # that one is needed later, and one that something has needed already is gone
+        if not late.stands_in and late in sys.meta_path:
             sys.meta_path.remove(late)
 
 
@@ -42,14 +44,13 @@ class _LateModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self) -> None:
         self.stands_in = False
-        self._module: ModuleType | None = None
         self._lock = threading.Lock()
-        self._kernels: Any = None
+        self._kernels: Any = None  # before the module is asked for
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname == _MODULE and self._module is None:
+        if fullname == _MODULE and self._kernels is None:
             return ModuleSpec(fullname, self)
         if fullname.startswith("torch.") and self.stands_in and not _is_torch_importing():
             self._import()
@@ -65,7 +66,6 @@ class _LateModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         for op in (aten.empty.memory_format, aten.empty_strided.default):
             self._kernels.impl(op.name(), "Meta", self._kernel(op), False)
         vars(module)["__getattr__"] = self._attribute
-        self._module = module
         self.stands_in = True
 
     def _kernel(self, op: Any) -> Any:
